@@ -1,4 +1,4 @@
-"""Charts by matplotlib, which the extras ``fxamp[charts]`` and ``fxamp[fit]`` install."""
+"""Charts by matplotlib, which the extra ``fxamp[charts]`` installs."""
 
 import io
 from collections.abc import Sequence

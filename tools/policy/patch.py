@@ -46,19 +46,25 @@ def base_policy(
     name = name or f"{device}-float16"
     policy = Policy.load(name)
     if policy.device == device:
-        return name, resolve_here(policy, torch.device(device))
+        return name, as_run_on(device, policy)
     if runs and not emulate:
         raise PolicyError(
             f"policy {name!r} is for {policy.device}, but the model is on {device}; accepted: a policy for {device} "
             f"('{device}-{policy.lower_precision_fp}'), a model on {policy.device}, or --emulate, which runs "
             f"{policy.device}'s casts by {device} kernels"
         )
-    resolved = policy.resolve()
     if not runs:
         notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
-        return name, resolved
+        return name, policy.resolve()
     notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
-    return name, replace(resolved, device=device, capability="", arch=(), cpu_features=())
+    return name, as_run_on(device, policy)
+
+
+def as_run_on(device: str, policy: Policy) -> Policy:
+    """Return ``policy`` resolved for ``device``, whose kernels also compute the casts of another device's policy."""
+    if policy.device == device:
+        return resolve_here(policy, torch.device(device))
+    return replace(policy.resolve(), device=device, capability="", arch=(), cpu_features=())
 
 
 def patch_text(

@@ -1,11 +1,9 @@
 """fxamp-policy fit: what it writes loads and is what it counted, its cache knows its key, its mistakes are one line."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,22 +15,16 @@ from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.tools.bench.command import main as bench
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Moment, Peak
+from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.row import Rates
 from fxamp.tools.bench.process import ContenderFailed
 from fxamp.tools.common.formatting import size
 from fxamp.tools.policy.command import main
-from fxamp.tools.policy.fit import choice, counts
-from fxamp.tools.policy.fit.answer import policy_text
+from fxamp.tools.policy.fit import counts
 from fxamp.tools.policy.fit.counts import Counting, Form
-from fxamp.tools.policy.fit.decisions import Language
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
-from fxamp.tools.policy.fit.layers import scopes
-from fxamp.tools.policy.fit.prices import Price
-from fxamp.tools.policy.fit.search import Candidate
 from fxamp.tools.policy.fit.store import Store
-from fxamp.tools.policy.fit.training import Training
 
 MODEL = """
 import torch
@@ -81,8 +73,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
         peak = (form.batch or 128) * (4_000_000 - 100_000 * rules) // 128
-        moments = (Moment("forward", "layers.0", peak),)
-        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak), 0, moments)
+        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
 
     def errors(self: Measuring, policy: Policy) -> list[float]:
         asked.append(policy)
@@ -112,9 +103,8 @@ def test_the_policy_loads_and_is_the_one_that_was_measured(
     policy, base = Policy.load(out), Policy.load("cuda-bfloat16")
     assert document["policy"] == out.read_text()
     rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
-    assert chosen["peak"] == 4_000_000 - 100_000 * rules and chosen["options"]
-    assert policy.rules[: len(base.rules)] == base.rules
-    assert all("Measured alone, " in rule.why for rule in policy.rules if "--" in rule.id)
+    assert chosen["peak"] == 4_000_000 - 100_000 * rules and chosen["variants"]
+    assert {rule.id for rule in base.rules} <= {rule.id for rule in policy.rules}
 
 
 def test_a_second_run_counts_nothing_and_writes_the_same(
@@ -150,16 +140,7 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], preten
     assert status == 1 and not out.exists()
     document = json.loads(run(capsys, "fit", str(tmp_path / "model.py"), "--memory", "1MB", "--json")[1])
     least = min(one["memory"] for one in document["policies"] if one["gradient_error"] <= document["error"])
-    assert f"nothing fits: {size(round(least - 1e6))} are missing" in text
-    assert "whose fullest moment is the forward, first of layers" in text
-
-
-def test_what_the_error_forbids_is_named_where_nothing_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
-) -> None:
-    _, text, _ = run(capsys, "fit", model(tmp_path), "--memory", "1MB", "--error", "1.001")
-    words = text.partition("what brings most on top of fit ")[2]
-    assert "kept values of " in words and "8 bits" in words and " of the error" in words
+    assert f"nothing fits: {size(round(least - 1e6))} are missing" in text and "would bring" in text
 
 
 def test_the_largest_batch_is_counted_with_the_next_one(
@@ -177,26 +158,6 @@ def test_the_largest_batch_is_counted_with_the_next_one(
 
 
 @pytest.mark.exhaustive
-def test_steps_are_trained_under_base_and_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
-) -> None:
-    arguments = ("fit", model(tmp_path, layers=2), "--prefer", "memory", "--frontier", "1", "--steps", "3")
-    status, text, _ = run(capsys, *arguments, "--output", str(tmp_path / "mine.toml"))
-    line = next(line for line in text.splitlines() if line.startswith("3 steps of AdamW at 0.001"))
-    losses = [float(word) for word in line.replace(",", " ").split() if word.startswith("5.")]
-    assert status == 0 and len(losses) == 6 and losses[1] < losses[0]
-    assert "they part at step " in text or "stays as near to cuda-bfloat16 as that was to float32" in text
-
-
-def test_where_losses_part() -> None:
-    base, exact = [3.0, 2.0, 1.0, 0.5], [3.01, 2.0, 1.02, 0.5]
-    assert Training(base, [3.0, 2.005, 1.015, 0.49], exact).parted is None
-    assert Training(base, [3.0, 2.005, 1.025, 0.5], exact).parted == 2
-    assert Training(base, [3.0, 2.015, 1.0, 0.5], exact).parted == 1
-    assert Training(base, [3.0, math.nan, 1.0, 0.5], exact).parted == 1
-
-
-@pytest.mark.exhaustive
 def test_the_chart_shows_every_policy_of_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
 ) -> None:
@@ -207,7 +168,17 @@ def test_the_chart_shows_every_policy_of_the_table(
     assert run(capsys, *arguments)[1] == json.loads(text)["policy"] and chart.read_text() == drawn
     labels = {element.text for element in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")}
     chosen = json.loads(text)["answer"].removeprefix("cuda-bfloat16-")
-    assert {"cuda-bfloat16", "lean", "leanest", "fast", "fast-norms", "limit", "shipped", "fitted", chosen} <= labels
+    assert {
+        "cuda-bfloat16",
+        "lean",
+        "leanest",
+        "fast",
+        "fast-norms",
+        "limit",
+        "shipped",
+        "combination",
+        chosen,
+    } <= labels
 
 
 def test_the_error_of_a_sister_is_taken_and_named(
@@ -232,17 +203,6 @@ def test_only_the_loss_leaves_where_that_is_asked_for(
     for budget in ("4MB", "5MB"):  # a policy of its own, and the base
         run(capsys, "fit", model(tmp_path), "--memory", budget, "--loss-only", "--output", str(out))
         assert [rule.id for rule in Policy.load(out).rules if rule.drop] == ["loss-only"]
-
-
-def test_the_file_is_the_policy_where_a_rule_replaces_the_bases() -> None:
-    base = Policy.load("cuda-bfloat16")
-    language = Language(base)
-    norms = next(own for own in language.decisions(scopes(None), None) if own.name == "norms and residual stream")
-    policy, price = language.policy(base, norms.options[1:2]), Price(milliseconds=1.0, square=1.0)
-    search: Any = SimpleNamespace(decisions=[norms], prices=[[price] * len(norms.options)], base=price)
-    candidate = Candidate("fit 1", policy, price, norms.options[1:2], (1,), price)
-    text = policy_text(candidate, "cuda-bfloat16", [], search, None)
-    assert Policy.loads(text) == policy != base
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
@@ -283,7 +243,7 @@ def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pyt
     file = model(tmp_path)
     steps = []
     with pytest.raises(KeyboardInterrupt), Counting(file, Store.of(file)) as counting:
-        steps += [counting.step(Policy.load("cuda-bfloat16"))]
+        steps += [counting.row(Policy.load("cuda-bfloat16"))]
         started.wait(5)
         raise KeyboardInterrupt
     with pytest.raises(OptionError, match="its process ended"):
@@ -320,18 +280,25 @@ def test_a_model_without_inputs_is_a_mistake(tmp_path: Path, capsys: pytest.Capt
     assert "it defines no inputs, which the count takes" in mistake(main, ["fit", file], capsys)
 
 
-def test_scipy_is_named_where_it_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda _: None)
-    assert "'fxamp[fit]'" in mistake(main, ["fit", model(tmp_path)], capsys)
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_two_depths_are_enough_for_the_whole_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = model(tmp_path, layers=8)
+    status, text, _ = run(capsys, "fit", file, "--prefer", "memory", "--gpu", "a100", "--json")
+    document = json.loads(text)
+    assert status == 0 and "from 2 and 4 of its 8 layers" in document["notes"][-1]
+    for name in ("cuda-bfloat16", "cuda-bfloat16-fast", "cuda-bfloat16-lean"):
+        assert bench(["cost", file, "--policy", name, "--dtype", "bfloat16", "--json"]) == 0
+        counted = json.loads(capsys.readouterr().out)["tables"][0]["rows"][1]
+        (own,) = (one for one in document["policies"] if one["name"] == name)
+        assert own["kept"] == counted["kept"] and own["peak"] == pytest.approx(counted["peak"], rel=0.02)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.inductor
 def test_the_counts_are_those_of_fxamp_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = model(tmp_path, layers=2), tmp_path / "mine.toml"
-    arguments = ("--prefer", "memory", "--frontier", "1", "--gpu", "a100", "--output", str(out), "--json")
+    arguments = ("--prefer", "memory", "--gpu", "a100", "--output", str(out), "--json")
     status, text, _ = run(capsys, "fit", file, *arguments)
     document = json.loads(text)
     chosen = next(one for one in document["policies"] if one["name"] == document["answer"])

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Kept, Kernel, Moment, Peak
+from fxamp.tools.bench.cost.count import Kept, Kernel, Peak
 from fxamp.tools.bench.cost.peak import peak
 from fxamp.torch_private import current_metadata
 from fxamp.torch_private.parts.functorch import config as functorch_config
@@ -25,7 +25,7 @@ class Counted:
 
     ``texts``: the generated modules by stage, if they are asked for. ``waiting``: what each forward keeps whose
     backward has not run. ``peak``: most bytes at once, these included. ``gradients``: most bytes that a backward
-    hands out. ``moments``: bytes in use, in order.
+    hands out.
     """
 
     wants_text: bool = False
@@ -38,7 +38,6 @@ class Counted:
     waiting: list[list[Kept]] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
     gradients: int = 0
-    moments: list[Moment] = field(default_factory=list)
 
 
 class _Scheduled(Exception):
@@ -106,8 +105,7 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
     graph._update_scheduler()
     if stage == "backward" and counted.waiting:
         counted.waiting.pop()  # the backward's own peak has it
-    highest, moments = peak(graph, stage, [value for values in counted.waiting for value in values])
-    counted.moments += moments
+    highest = peak(graph, stage, [value for values in counted.waiting for value in values])
     counted.peak = max(counted.peak, highest, key=lambda peak: peak.bytes)
     counted.kernels += schedule.kernels(graph, stage)
     for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():

@@ -101,22 +101,12 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Bytes in use while kernels of ``module`` run, one after another: the most of them."""
-
-    stage: str
-    module: str
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Count:
     """One way of training, counted.
 
     ``flops``: of products, by the dtype of their first operand; ``forward_flops``: those of forwards. ``parameters``,
     ``tensors``: of the model. ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients
-    and temporaries; ``moments``: all of them, in order. ``gradients``: most bytes that the backward of a graph hands
-    out at its end.
+    and temporaries. ``gradients``: most bytes that the backward of a graph hands out at its end.
     """
 
     kernels: tuple[Kernel, ...]
@@ -127,7 +117,6 @@ class Count:
     graphs: int
     peak: Peak = Peak()
     gradients: int = 0
-    moments: tuple[Moment, ...] = ()
     forward_flops: Mapping[str, int] = field(default_factory=dict)
 
     def bytes(self, stage: str) -> int:

@@ -45,7 +45,6 @@ def measure(workload: Workload, way: Way, counted: Counted | None = None) -> Cou
         graphs=counted.graphs,
         peak=counted.peak,
         gradients=counted.gradients,
-        moments=tuple(counted.moments),
     )
 
 

@@ -7,7 +7,6 @@ it reads last counts both.
 
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.fx import Node
 
 from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Buffer, Kept, Moment, Peak
+from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata
 from fxamp.torch_private.parts.fx import OrderedSet
@@ -27,11 +26,8 @@ prims = torch.ops.prims
 Lifetime = Any
 
 
-def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> tuple[Peak, list[Moment]]:
-    """Return the peak of ``graph``, whose scheduler is made, and the moments that lead to it and from it.
-
-    ``waiting``: what other forwards keep meanwhile.
-    """
+def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
+    """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
     nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
     inputs = _kept_inputs(graph, outputs)
     most, in_use = estimate_peak_memory(nodes, inputs, outputs)
@@ -43,9 +39,7 @@ def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> tuple[Peak, li
     ops, module, source = describe.kernel(nodes[moment]) if nodes else ("", "", "")
     others = sum(value.bytes for value in waiting)
     largest_first = tuple(sorted(buffers, key=lambda buffer: -buffer.bytes))
-    by_module = groupby(range(len(nodes)), lambda at: describe.kernel(nodes[at])[1])
-    moments = [Moment(stage, name, max(int(in_use[at]) for at in steps) + others) for name, steps in by_module]
-    return Peak(int(most) + others, stage, moment + 1, len(nodes), ops, module, source, largest_first), moments
+    return Peak(int(most) + others, stage, moment + 1, len(nodes), ops, module, source, largest_first)
 
 
 def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 
 import torch
 
 from fxamp.errors import FxampError, ListingError, OptionError, PolicyError
-from fxamp.policy import Policy, Rule, variant_names
+from fxamp.policy import Policy
 from fxamp.tools.common import charts
-from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
+from fxamp.tools.common.command_line import Parser, one_of, positive, positive_number
 from fxamp.tools.common.formatting import plural, size
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import require_folder
@@ -20,42 +19,30 @@ from fxamp.tools.inputs.kinds import bound_names, program_syntax
 from fxamp.tools.inputs.model_file import program
 from fxamp.tools.policy.fit.answer import Answer, write_answer
 from fxamp.tools.policy.fit.batch import largest
-from fxamp.tools.policy.fit.choice import PREFERENCES, Limits, require_solver
+from fxamp.tools.policy.fit.candidates import Candidate, Family
+from fxamp.tools.policy.fit.choice import PREFERENCES, Choice
 from fxamp.tools.policy.fit.counts import Counting, batch_of
-from fxamp.tools.policy.fit.decisions import Language
+from fxamp.tools.policy.fit.depth import DEPTHS, depth_of
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
-from fxamp.tools.policy.fit.layers import scopes, shortened
-from fxamp.tools.policy.fit.prices import Price, Pricing
-from fxamp.tools.policy.fit.search import Candidate, Search, summary
+from fxamp.tools.policy.fit.prices import Limits, Pricing
 from fxamp.tools.policy.fit.store import Store
-from fxamp.tools.policy.fit.training import train
-from fxamp.tools.policy.patch import base_policy, load_model
+from fxamp.tools.policy.patch import load_model
 
 PROG = "fxamp-policy fit"
 
 #: With ``--prefer error``, unless ``--time`` says otherwise: errors would fall for ever more time.
 _TIME = 1.1
 
-#: Policies that are composed for each point of the frontier.
-_FRONTIER_ROUNDS = 2
-
-#: The rule of ``--loss-only``.
-_LOSS_ONLY = Rule(
-    "loss-only",
-    drop=True,
-    args={"result": {"dtype": ["float32", "bfloat16", "float16"], "rank": ">=1"}},
-    why="The training reads the loss alone.",
-)
-
 
 def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     result = Parser(
         prog,
-        "Find the policy with which a training step fits a GPU's memory: fastest within an error of the gradient, "
-        "counted for that GPU, which need not be there, and measured against float64. MODEL.py defines model and "
-        "inputs, and perhaps batches and loss(output); it is run, and so is the model.",
+        "Find the policy with which a training step fits a GPU's memory: the fastest within an error of the gradient, "
+        "of the shipped policies and combinations of them. They are counted for that GPU, which need not be there, and "
+        "measured against float64. MODEL.py defines model and inputs, and perhaps batches and loss(output); it is run, "
+        "and so is the model.",
     )
     add = result.add_argument
     add("model", metavar="MODEL.py", help="model and inputs are counted; batches, or else inputs, give the error")
@@ -68,9 +55,7 @@ def parser(prog: str) -> Parser:
     add("--loss-only", action="store_true", help="results beside the loss are not made: the training reads none")
     add("--sister", metavar="SMALL.py", help="a small model with the same modules, on which the error is measured")
     add("--batches", metavar="N", type=positive, help="measure the error on the first N batches only")
-    add("--frontier", metavar="N", type=natural, default=3, help="policies of smaller memory in the table (3)")
     add("--batch", action="store_true", help="count the largest batch with which a step fits")
-    add("--steps", metavar="N", type=positive, help="train N steps under base and answer, and compare the losses")
     add("--chart", metavar="FILE", help="draw time, memory and error of all policies: an SVG file")
     add("--output", metavar="FILE", help="where the policy is written; standard output unless given")
     add("--json", action="store_true", help="print one JSON object instead of a table")
@@ -90,27 +75,22 @@ def run(options: Namespace) -> int:
     torch.manual_seed(0)
     work = load_model(Namespace(**{**vars(options), "model": options.sister or options.model}), _say)
     model = program(options.model, _say).model if options.sister else work.model
+    candidates = [*Family(options.policy, base, gpu.formats).candidates(work.model, options.loss_only)]
     with Counting(options.model, Store.of(options.model)) as counting:
         measuring = Measuring(work, tuple(work.batches()), Store.of(work.file))
-        here = base_policy(options.policy, work, lambda _: None, runs=True, emulate=True)[1]
-        there = replace(base, rules=(*base.rules, _LOSS_ONLY)) if options.loss_only else base
-        language = Language(base, gpu.formats)
-        twins = {
-            (option.scope.name, option.name): option
-            for decision in language.decisions(scopes(work.model), work.model)
-            for option in decision.options
-        }
-        parts = scopes(model)
-        with shortened(model):
-            both = parts, scopes(model)
-        pricing = Pricing(model, there, here, language, counting, measuring, both, twins, gpu.rates, _say)
+        pricing = Pricing(model, depth_of(model), counting, measuring, gpu.rates, _say)
         with so_far(lambda: f"{_fresh(pricing)}; they are kept, and the same command goes on from there"):
-            return _answer(options, pricing, memory)
+            priced = pricing.prices(candidates)
+            first = next(iter(priced.values()))[1]
+            time = options.time or (_TIME if options.prefer == "error" else inf)
+            limits = Limits(memory, first.milliseconds * time, first.error * options.error)
+            choice = Choice(priced, limits, options.prefer)
+            write_answer(Answer(options, choice, list(_notes(options, pricing, choice))))
+    return 0 if choice.best is not None else 1
 
 
 def _checked(options: Namespace) -> int:
-    """Return the most bytes of a step. Raises FxampError for options that cannot be."""
-    require_solver()
+    """Return the most bytes of a step. Raises FxampError for options that are not accepted."""
     gpu = GPUS[options.gpu]
     memory: int = options.memory or gpu.memory
     if memory > gpu.memory:
@@ -127,112 +107,35 @@ def _checked(options: Namespace) -> int:
     return memory
 
 
-def _answer(options: Namespace, pricing: Pricing, memory: int) -> int:
-    base, model, language = pricing.of([]), pricing.model, pricing.language
-    _say(f"{options.policy}: {size(round(base.memory))}")
-    time = options.time or (_TIME if options.prefer == "error" else inf)
-    limits = Limits(memory, base.square * options.error**2, base.milliseconds * time)
-    decisions = language.decisions(scopes(model), model)
-    with shortened(model):
-        short = language.decisions(scopes(model), model)
-    _say(f"{plural(sum(len(one.options) - 1 for one in decisions), 'option')} of {plural(len(decisions), 'decision')}")
-    search = Search(pricing, decisions, pricing.options(decisions, short, base), base, _say)
-    search.ship(options.policy, pricing.base, base)
-    for name, policy, price in _shipped(pricing):
-        _say(f"{name}: {summary(price, base)}")
-        search.ship(name, policy, price)
-    search.look(limits, options.prefer)
-    if options.frontier or search.best(limits, options.prefer) is None:
-        _frontier(search, limits, options.frontier)
-    best = search.best(limits, options.prefer)
-    write_answer(Answer(options, search, best, limits, list(_notes(options, search, best, limits))))
-    return 0 if best is not None else 1
-
-
-def _frontier(search: Search, limits: Limits, most: int) -> None:
-    """Look for policies between the base and the smallest one."""
-    exact = replace(limits, memory=inf)
-    search.look(exact, "memory")
-    smallest = search.best(exact, "memory")
-    if smallest is not None:
-        span = search.base.memory - smallest.price.memory
-        for at in range(1, most):
-            search.look(replace(limits, memory=search.base.memory - span * at / most), "time", _FRONTIER_ROUNDS)
-
-
-def _notes(options: Namespace, search: Search, best: Candidate | None, limits: Limits) -> Iterator[str]:
-    """Yield what stands below the table."""
-    pricing = search.pricing
+def _notes(options: Namespace, pricing: Pricing, choice: Choice) -> Iterator[str]:
+    """Yield the lines below the table."""
+    best = choice.best
     if best is None:
-        yield _missing(search, limits)
-    elif best.options:
-        ratio = best.price.memory / best.sum.memory, best.price.error / best.sum.error
-        yield f"{best.name} takes {ratio[0]:.3f} of its options' sum of memory, and has {ratio[1]:.3f} of their error"
-        yield _beside_shipped(search, best, limits, options.prefer)
+        yield "\n".join(choice.shortage())
     else:
-        yield f"{best.name} is the answer as it is: nothing that was put together beats it within the limits"
+        yield f"{best[0].name}: least {options.prefer} of {len(choice.priced)} policies within the limits"
     if options.batch:
-        yield _largest_batch(options, search, best or _smallest(search, limits), limits.memory)
-    if options.steps is not None and best is not None:
-        here = pricing.runs(best.options) if best.options else _here(best.name, pricing)
-        yield train(pricing.measuring, pricing.here, here, options.steps).text(options.policy, best.name)
+        smallest = choice.least(Limits(inf, choice.limits.milliseconds, choice.limits.error), "memory")
+        yield _largest_batch(options, pricing, (best or smallest or next(iter(choice.priced.values())))[0], choice)
     if options.sister:
         yield f"The error is that of {Path(options.sister).name}, not of {Path(options.model).name}."
+    depth = f" from {DEPTHS[0]} and {DEPTHS[1]} of its {pricing.depth} layers" if pricing.depth else ""
     yield (
-        "Memory: parameters, state of AdamW, and the larger of peak and gradients; not what CUDA itself takes. Counted "
-        f"for the GPU, not measured; the error is measured here. {_fresh(pricing)}."
+        f"Counted for the GPU{depth}, not measured; the error is measured here. Memory: parameters, state of AdamW, "
+        f"and the larger of peak and gradients; not what CUDA itself takes. {_fresh(pricing)}."
     )
 
 
-def _beside_shipped(search: Search, best: Candidate, limits: Limits, prefer: str) -> str:
-    """Say how ``best``, which was composed, is beside the best shipped policy within the limits."""
-    other = search.best(limits, prefer, search.shipped)
-    if other is None:
-        return "no shipped policy is within the limits"
-    own, theirs = best.price, other.price
-    pairs = {
-        "memory": (own.memory, theirs.memory),
-        "time": (own.milliseconds, theirs.milliseconds),
-        "error": (own.error, theirs.error),
-    }
-    words = (f"{one / (its or 1.0):.3f} of the {word}" for word, (one, its) in pairs.items())
-    return f"beside {other.name}, the best shipped one within the limits: {', '.join(words)}"
-
-
-def _smallest(search: Search, limits: Limits) -> Candidate:
-    """Return the policy of least memory within the other limits, or else of least error."""
-    smallest = search.best(replace(limits, memory=inf), "memory") or search.best(Limits(), "error")
-    assert smallest is not None
-    return smallest
-
-
-def _missing(search: Search, limits: Limits) -> str:
-    """Say how many bytes are missing, and which decision would bring most, counted with all others."""
-    least = _smallest(search, limits)
-    if beyond := [*replace(limits, memory=inf).excesses(least.price)]:
-        return f"nothing fits: {least.name}, which has the least error, is {' and '.join(beyond)}"
-    composed = search.best(replace(limits, memory=inf), "memory", search.composed) or least
-    text = (
-        f"nothing fits: {size(round(least.price.memory - limits.memory))} are missing; the smallest within the other "
-        f"limits is {least.name}, whose fullest moment is the {least.price.fullest}"
-    )
-    step = search.next_smaller(composed)
-    if step is None:
-        return f"{text}; no other decision lowers it"
-    decision, option, smaller = step
-    words = f"{decision.name} of {decision.scope.name}: {option.name}"
-    return f"{text}\nwhat brings most on top of {composed.name}: {words}: {summary(smaller.price, search.base)}"
-
-
-def _largest_batch(options: Namespace, search: Search, candidate: Candidate, limit: float) -> str:
+def _largest_batch(options: Namespace, pricing: Pricing, candidate: Candidate, choice: Choice) -> str:
     """Say which batch is the largest that fits under ``candidate``, as counted, and what the next one would take."""
+    limit = choice.limits.memory
     whole = program(options.model, lambda _: None)
     batch = batch_of((whole.args, whole.kwargs))
     if not batch:
         raise ListingError(f"{options.model}: --batch: inputs hold no tensor with a first dimension")
 
     def memory(size_: int) -> float:
-        bytes_ = search.pricing.memory(candidate.policy, size_)
+        bytes_ = pricing.memory(candidate.policy, size_)
         _say(f"{candidate.name}, batch {size_}: {size(round(bytes_))}")
         return bytes_
 
@@ -252,24 +155,3 @@ def _largest_batch(options: Namespace, search: Search, candidate: Candidate, lim
 def _fresh(pricing: Pricing) -> str:
     counts, errors = pricing.counting.fresh, pricing.measuring.fresh
     return f"{plural(counts, 'count')} and {plural(errors, 'error')} were new"
-
-
-def _here(name: str, pricing: Pricing) -> Policy:
-    """Return a shipped policy, or the base, as the model that is measured runs it."""
-    return base_policy(name, pricing.measuring.work, lambda _: None, runs=True, emulate=True)[1]
-
-
-def _shipped(pricing: Pricing) -> Iterator[tuple[str, Policy, Price]]:
-    """Yield the shipped variants that can be counted and measured, with their prices."""
-    family = f"{pricing.base.device}-{pricing.base.lower_precision_fp}"
-    eight_bits = any(rule.in_fp8 for option in pricing.twins.values() for rule in option.rules)
-    for name in [family, *(name for name in variant_names() if name.startswith(f"{family}-"))]:
-        there = Policy.load(name)
-        if there.has_fp8 and not (eight_bits and pricing.language.multiplies(there)):
-            continue
-        dropping = tuple(rule for rule in pricing.base.rules if rule == _LOSS_ONLY)
-        there = replace(there, rules=(*there.rules, *dropping))
-        try:
-            yield name, there, pricing.price(there, _here(name, pricing))
-        except FxampError as error:
-            _say(f"{name}: left out: {error}")

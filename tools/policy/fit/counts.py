@@ -3,7 +3,6 @@
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
-from fxamp.tools.bench.cost.count import Count, Moment
+from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.hooks import prepare_torch
 from fxamp.tools.bench.cost.process import count
 from fxamp.tools.bench.cost.row import Row, row
@@ -29,28 +28,20 @@ _MOST = 4
 
 _PROGRAM = """from fxamp.tools.inputs.model_file import program
 from fxamp.tools.policy.fit.counts import resized
-from fxamp.tools.policy.fit.layers import shorten
+from fxamp.tools.policy.fit.depth import cut
 
 whole = program({file!r}, lambda _: None)
-model = shorten(whole.model) if {short} else whole.model
+model = cut(whole.model, {depth})
 inputs = resized((whole.args, whole.kwargs), {batch})
 """
 
 
 @dataclass(frozen=True)
 class Form:
-    """What is counted of a model: with few layers of each kind (``short``), with another ``batch``; 0: its own."""
+    """What is counted of a model: so many layers of each kind, and another ``batch``; 0 means the model's own."""
 
-    short: bool = False
+    depth: int = 0
     batch: int = 0
-
-
-@dataclass(frozen=True)
-class Step:
-    """One counted step: its numbers, and the bytes in use from moment to moment."""
-
-    row: Row
-    moments: Sequence[Moment]
 
 
 @dataclass
@@ -64,30 +55,27 @@ class Counting:
     store: Store
     fresh: int = 0
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="fxamp-fit-"))
-    _pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max(1, min(_MOST, (os.cpu_count() or 1) // 2)))
-    )
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(min(_MOST, os.cpu_count() or 1)))
     _processes: dict[int, Process] = field(default_factory=dict)
 
-    def step(self, policy: Policy, form: Form = Form()) -> "Future[Step]":
+    def row(self, policy: Policy, form: Form = Form()) -> "Future[Row]":
         """Count a step under ``policy``. The future raises OptionError, with the reason, where that cannot be done."""
-        return self._pool.submit(self._step, policy, form)
+        return self._pool.submit(self._row, policy, form)
 
-    def _step(self, policy: Policy, form: Form) -> Step:
+    def _row(self, policy: Policy, form: Form) -> Row:
         workload = Workload("", policy.lower_precision_fp)
         key = ("count", policy.digest, workload, form)
         fields = self.store.get(*key)
         if fields is None:
-            counted = self._ask(policy, replace(workload, model=self.file), form)
-            step = Step(row(policy.name, policy.name, counted), counted.moments)
-            self.store.put(asdict(step), *key)
+            counted = row(policy.name, policy.name, self._ask(policy, replace(workload, model=self.file), form))
+            self.store.put(asdict(counted), *key)
             self.fresh += 1
-            return step
-        return Step(Row(**fields["row"]), [Moment(**moment) for moment in fields["moments"]])
+            return counted
+        return Row(**fields)
 
     def _ask(self, policy: Policy, workload: Workload, form: Form) -> Count:
         folder, at = Path(self._folder.name), threading.get_ident()
-        path, program = folder / f"{policy.digest[:32]}.toml", folder / f"{form.short}-{form.batch}-{at}.py"
+        path, program = folder / f"{policy.digest[:32]}.toml", folder / f"{form.depth}-{form.batch}-{at}.py"
         path.write_text(policy.dumps(), encoding="utf-8")
         text = _PROGRAM.format(file=str(Path(workload.model).resolve()), **asdict(form))
         program.write_text(text, encoding="utf-8")

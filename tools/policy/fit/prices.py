@@ -1,151 +1,141 @@
-"""What a policy costs: bytes in use, estimated time, the gradient's error; and what each option adds to the base."""
+"""What a step costs under a policy: bytes in use and estimated time, counted for a GPU, and the gradient's error."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from operator import add, sub
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from torch import nn
 
-from fxamp.errors import FxampError, ListingError
+from fxamp.errors import FxampError
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import Keep
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.bench.cost.row import Rates, Row, extrapolated
+from fxamp.tools.common.formatting import size
 from fxamp.tools.common.progress import bar
-from fxamp.tools.policy.fit.counts import Counting, Form, Step
-from fxamp.tools.policy.fit.decisions import Decision, Language, Option
+from fxamp.tools.policy.fit.candidates import LOSS_ONLY, Candidate
+from fxamp.tools.policy.fit.counts import Counting, Form
+from fxamp.tools.policy.fit.depth import DEPTHS
 from fxamp.tools.policy.fit.errors import Measuring
-from fxamp.tools.policy.fit.layers import Scope, as_of, by_scope
+from fxamp.tools.policy.patch import as_run_on
 
 #: Bytes an element of the state that each form takes, with its scales; AdamW has two states.
 _STATE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1 + 4 / 256, "float8_e4m3fn": 1 + 4 / 256}
 _STATES = 2
 
-#: The moment after the backward, of which the count knows the gradients of one graph alone.
-_GRADIENTS = "step"
-
 
 @dataclass(frozen=True)
 class Price:
-    """What a step costs, or adds.
+    """What a step costs.
 
-    ``held``: bytes of parameters and of the optimizer's state; ``moments``: other bytes in use, at each moment of the
-    step; ``kept``: bytes from forward to backward; ``milliseconds``: an estimate; ``square``: of the gradient's
-    relative error. A price that is added lowers or raises each moment by itself.
+    ``held``: bytes of parameters, buffers and the optimizer's state. ``gradients``: bytes of all gradients. ``peak``:
+    the most bytes of activations, results and gradients at once; ``kept``: bytes saved for the backward.
+    ``milliseconds``: an estimate. ``error``: the gradient's relative error in the 2-norm, against float64.
     """
 
-    held: float = 0.0
-    milliseconds: float = 0.0
-    square: float = 0.0
-    kept: float = 0.0
-    moments: Mapping[str, float] = field(default_factory=dict)
+    held: float
+    gradients: float
+    peak: float
+    kept: float
+    milliseconds: float
+    error: float = 0.0
 
     @property
     def memory(self) -> float:
         """The most bytes in use."""
-        return self.held + max(self.moments.values(), default=0.0)
+        return self.held + max(self.peak, self.gradients)
 
-    @property
-    def peak(self) -> float:
-        """The most bytes of activations, as ``fxamp-bench cost`` counts them."""
-        return max((bytes_ for name, bytes_ in self.moments.items() if name != _GRADIENTS), default=0.0)
+    def summary(self, base: "Price") -> str:
+        """Return memory, time and error, the latter two over those of ``base``."""
+        time = f"{self.milliseconds / base.milliseconds:.3f} of the time" if base.milliseconds else "no time"
+        error = f"{self.error / base.error:.3f} of the error" if base.error else f"an error of {self.error:.1e}"
+        return f"{size(round(self.memory))}, {time}, {error}"
 
-    @property
-    def fullest(self) -> str:
-        """The moment with most bytes in use."""
-        return max(self.moments, key=self.moments.__getitem__, default="")
 
-    @property
-    def error(self) -> float:
-        """The gradient's relative error."""
-        return math.sqrt(max(self.square, 0.0))
+@dataclass(frozen=True)
+class Limits:
+    """The most bytes, milliseconds, and error of the gradient."""
 
-    @property
-    def numbers(self) -> tuple[float, float, float]:
-        """What policies are compared by: memory, time, error."""
-        return self.memory, self.milliseconds, self.square
+    memory: float = inf
+    milliseconds: float = inf
+    error: float = inf
 
-    def __add__(self, other: "Price") -> "Price":
-        return self._with(other, add)
+    def excesses(self, price: Price) -> Iterator[str]:
+        """Yield a word for each limit that ``price`` exceeds."""
+        for word, limit, number in (
+            ("too large", self.memory, price.memory),
+            ("too inexact", self.error, price.error),
+            ("too slow", self.milliseconds, price.milliseconds),
+        ):
+            if number > limit:
+                yield word
 
-    def __sub__(self, other: "Price") -> "Price":
-        return self._with(other, sub)
-
-    def _with(self, other: "Price", of: Callable[[float, float], float]) -> "Price":
-        names = dict.fromkeys((*self.moments, *other.moments))
-        return Price(
-            of(self.held, other.held),
-            of(self.milliseconds, other.milliseconds),
-            of(self.square, other.square),
-            of(self.kept, other.kept),
-            {name: of(self.moments.get(name, 0.0), other.moments.get(name, 0.0)) for name in names},
-        )
-
-    def times(self, factor: float) -> "Price":
-        """Return what so many of it add."""
-        moments = {name: factor * bytes_ for name, bytes_ in self.moments.items()}
-        return Price(factor * self.held, factor * self.milliseconds, factor * self.square, factor * self.kept, moments)
+    def hold(self, price: Price) -> bool:
+        """Whether ``price`` is within all limits."""
+        return not any(self.excesses(price))
 
 
 @dataclass
 class Pricing:
-    """Counts and measures policies of ``model``. ``base``: as it is counted; ``here``: as what is measured runs it.
-
-    ``parts``: of the model, then of the one with few layers. ``twins``: the options of the model that is measured, by
-    scope and name.
-    """
+    """Counts ``model`` under policies, at two depths if ``depth`` is not 0, and measures errors on ``measuring``'s."""
 
     model: Any
-    base: Policy
-    here: Policy
-    language: Language
+    depth: int
     counting: Counting
     measuring: Measuring
-    parts: tuple[Sequence[Scope], Sequence[Scope]]
-    twins: Mapping[tuple[str, str], Option]
     rates: Rates
     say: Callable[[str], None]
 
-    def of(self, options: Sequence[Option]) -> Price:
-        """Return the price of the base with ``options``."""
-        return self.price(self.language.policy(self.base, options), self.runs(options))
+    def prices(self, candidates: Sequence[Candidate]) -> dict[str, tuple[Candidate, Price]]:
+        """Return each candidate with its price, by name. What cannot be counted or run is left out, with a message.
 
-    def runs(self, options: Sequence[Option]) -> Policy:
-        """Return the base with ``options`` as the model that is measured runs it. Raises ListingError if it cannot."""
-        twins = []
-        for option in options:
-            twin = self.twins.get((option.scope.name, option.name))
-            if twin is None:
-                raise ListingError(f"{self.measuring.work.file}: {option.name} changes nothing of {option.scope.name}")
-            twins.append(twin)
-        return self.language.policy(self.here, twins)
+        Raises FxampError if that is the first one, the base.
+        """
+        self._check_depth(candidates[0].policy)
+        steps = [self._counts(candidate.policy) for candidate in candidates]
+        priced = {}
+        with bar("priced", len(candidates), "policy") as progress:
+            for candidate, counts in zip(candidates, steps, strict=True):
+                try:
+                    error = self.measuring.error(as_run_on(self.measuring.work.device(), _whole(candidate.policy)))
+                    price = replace(self._price(candidate.policy, counts), error=error)
+                except FxampError as failed:
+                    if candidate is candidates[0]:
+                        raise
+                    self.say(f"{candidate.name}: left out: {failed}")
+                else:
+                    priced[candidate.name] = candidate, price
+                    self.say(f"{candidate.name}: {price.summary(next(iter(priced.values()))[1])}")
+                progress.update()
+        return priced
 
-    def price(self, there: Policy, here: Policy) -> Price:
-        """Return the price of a policy. Raises FxampError where it cannot be counted or run."""
-        step = self.counting.step(_plain(there))
-        square = self._square(here)
-        return replace(self._counted(step.result()), held=self._held(there.optimizer), square=square)
-
-    def memory(self, there: Policy, batch: int) -> float:
+    def memory(self, policy: Policy, batch: int) -> float:
         """Return the bytes in use with another batch, by a count."""
-        step = self.counting.step(_plain(there), Form(batch=batch)).result()
-        return replace(self._counted(step), held=self._held(there.optimizer)).memory
+        return self._price(policy, self._counts(policy, batch)).memory
 
-    @property
-    def _shortens(self) -> bool:
-        """Whether the model with few layers is another one."""
-        return self.parts[0] != self.parts[1]
+    def _check_depth(self, policy: Policy) -> None:
+        """Count the whole model where it does not run with fewer layers."""
+        try:
+            self._counts(policy)[0].result()
+        except FxampError as failed:
+            if not self.depth:
+                raise
+            self.say(
+                f"counting the whole model, since it does not run with {DEPTHS[0]} of its {self.depth} layers: {failed}"
+            )
+            self.depth = 0
 
-    def _square(self, here: Policy) -> float:
-        return self.measuring.error(_plain(here)) ** 2
+    def _counts(self, policy: Policy, batch: int = 0) -> "list[Future[Row]]":
+        depths = DEPTHS if self.depth else (0,)
+        return [self.counting.row(_plain(policy), Form(depth, batch)) for depth in depths]
 
-    def _counted(self, step: Step, short: bool = False) -> Price:
-        """Return what was counted as a price, without what is held."""
-        moments = by_scope(self.parts[short], step.moments) | {_GRADIENTS: self._parameters()[0]}
-        return Price(0.0, step.row.milliseconds(self.rates), 0.0, step.row.kept, moments)
+    def _price(self, policy: Policy, counts: "Sequence[Future[Row]]") -> Price:
+        rows = [count.result() for count in counts]
+        row = extrapolated(DEPTHS, rows, self.depth) if len(rows) > 1 else rows[0]
+        trained, others = self._parameters()
+        held = trained + others + trained / 4 * _STATES * _state_bytes(policy.optimizer)
+        return Price(held, trained, row.peak, row.kept, row.milliseconds(self.rates))
 
     def _parameters(self) -> tuple[float, float]:
         """Return the bytes of the parameters that are trained, and of all other state of the model."""
@@ -155,64 +145,17 @@ class Pricing:
         trained = sum(value.nbytes for value in every if value.requires_grad)
         return float(trained), float(sum(value.nbytes for value in every) - trained)
 
-    def _held(self, precision: OptimizerPrecision | None) -> float:
-        forms = precision.state.values() if precision is not None else ["float32"]
-        trained, others = self._parameters()
-        return trained + others + _STATES * trained / 4 * max(_STATE_BYTES[form] for form in forms)
 
-    def options(self, decisions: Sequence[Decision], short: Sequence[Decision], base: Price) -> list[tuple[Price, ...]]:
-        """Return what each option of each decision adds to ``base``; what cannot be counted or run is never taken.
+def _state_bytes(precision: OptimizerPrecision | None) -> float:
+    forms = precision.state.values() if precision is not None else ["float32"]
+    return max(_STATE_BYTES[form] for form in forms)
 
-        ``short``: the same decisions for the model with few layers, which is counted.
-        """
-        plain = {few: self.counting.step(_plain(self.base), Form(few)) for few in (False, self._shortens)}
-        counts = self._counts(short)
-        prices: list[tuple[Price, ...]] = []
-        with bar("priced", sum(map(len, counts)), "option") as progress:
-            for decision, futures in zip(decisions, counts, strict=True):
-                own = [Price()]
-                few = self._shortens and bool(decision.scope.modules)
-                for option, future in zip(decision.options[1:], futures, strict=True):
-                    try:
-                        before = self._counted(plain[few].result(), few)
-                        own.append(self._added(option, self._counted(future.result(), few) - before, base))
-                    except FxampError as error:
-                        self.say(f"{decision.name}, {decision.scope.name}, {option.name}: left out: {error}")
-                        own.append(NEVER)
-                    progress.update()
-                prices.append(tuple(own))
-        return prices
 
-    def _counts(self, short: Sequence[Decision]) -> "list[list[Future[Step]]]":
-        """Count each option but the first of each decision; layers that are alike are counted once."""
-        steps: dict[tuple[str, str], list[Future[Step]]] = {}
-        for own in sorted(short, key=lambda decision: "middle" not in decision.scope.word):
-            if (own.scope.kind, own.name) not in steps:
-                policies = [self.language.policy(self.base, [option]) for option in own.options[1:]]
-                form = Form(self._shortens and bool(own.scope.modules))
-                steps[own.scope.kind, own.name] = [self.counting.step(_plain(policy), form) for policy in policies]
-        return [steps[own.scope.kind, own.name] for own in short]
-
-    def _added(self, option: Option, counted: Price, base: Price) -> Price:
-        """Return what ``option`` adds; ``counted``: to one layer of its scope."""
-        if option.optimizer is not None:
-            return Price(held=self._held(option.optimizer) - self._held(self.base.optimizer))
-        if not any((counted.milliseconds, counted.kept, *counted.moments.values())):
-            return counted
-        moments = as_of(option.scope, self.parts[0], counted.moments)
-        added = replace(counted, moments=moments).times(option.scope.size)
-        if all(rule.keep in _EXACT for rule in option.rules):
-            return added
-        return replace(added, square=max(self._square(self.runs([option])) - base.square, 0.0))
+def _whole(policy: Policy) -> Policy:
+    """Return what is measured of ``policy``: with all results, so that any of them can be the loss."""
+    return replace(_plain(policy), rules=tuple(rule for rule in policy.rules if rule != LOSS_ONLY))
 
 
 def _plain(policy: Policy) -> Policy:
     """Return ``policy`` without the precision of the optimizer, which neither the count nor the gradient reads."""
     return replace(policy, optimizer=None)
-
-
-#: Kept so, values are those of the forward, bit for bit.
-_EXACT = (Keep.RECOMPUTE, Keep.AS_IS)
-
-#: The price of an option that cannot be taken.
-NEVER = Price(held=math.inf)
