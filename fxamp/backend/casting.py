@@ -46,7 +46,7 @@ def cast_graph(
     if policy is None:
         if stages.kept:
             stages.graph("captured", lambda: list_graph(capture(gm, inputs).module, stage="captured"))
-        return _measured(gm, inputs, watching), untouched(choice.why, ended), choice
+        return _measured(gm, inputs, watching), untouched(gm, choice.why, ended), choice
     # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
     with without_saved_tensors_hooks():
         return _cast(gm, inputs, choice, policy, stages, ended, watching)
@@ -85,7 +85,7 @@ def _cast(
         choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
         record = replace(record, listing=replace(record.listing, chosen=choice.why))
     if choice.policy is None:
-        return _measured(gm, inputs, watching), untouched(choice.why, ended), choice
+        return _measured(gm, inputs, watching), untouched(gm, choice.why, ended), choice
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=bytes_before, kept_after=kept_after))
     warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")

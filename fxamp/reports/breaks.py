@@ -28,7 +28,8 @@ _before: dict[str, Counter[str]] = {}
 _skips: dict[Place, str] = {}
 _ends: dict[Place, str] = {}
 
-_EXPLANATION = re.compile(r"^ *Explanation: (\S.*)$", re.MULTILINE)
+#: A heading and its explanation, which may go on in lines that are indented more.
+_EXPLAINED = re.compile(r"^[^\S\n]*(\S.*)\n+( *)Explanation: (\S.*(?:\n\2 +\S.*)*)$", re.MULTILINE)
 
 
 def why_ended(gm: GraphModule) -> str:
@@ -125,9 +126,15 @@ def _fresh(kind: str) -> list[str]:
 
 
 def _first(message: str) -> str:
-    """Return a message's explanation, the first one if one break led to another; else its first line."""
-    explained = _EXPLANATION.search(message)
-    return explained[1] if explained else message.strip().splitlines()[0].strip()
+    """Return a message's heading and explanation, the first ones if one break led to another; else its first line.
+
+    The explanation alone may say nothing: of several breaks it is "Dynamo does not support this."
+    """
+    explained = _EXPLAINED.search(message)
+    if explained is None:
+        return message.strip().splitlines()[0].strip()
+    heading, _, explanation = explained.groups()
+    return f"{heading.removeprefix('Graph Break Reason: ').rstrip(' .:')}: {' '.join(explanation.split())}"
 
 
 def _codes(compiled: Any) -> Iterator[CodeType]:

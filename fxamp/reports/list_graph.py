@@ -26,8 +26,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> Listing:
     """Return the listing of ``gm`` and the bodies of its higher-order ops.
 
-    Values are read from ``meta["val"]``. ``about`` are fields of Listing for the whole graph: ``stage``, ``policy``,
-    ``chosen`` and so on.
+    Values are read from ``meta["val"]``, or from Dynamo's ``meta["example_value"]``. ``about`` are fields of Listing
+    for the whole graph: ``stage``, ``policy``, ``chosen`` and so on.
     """
     listings: dict[str, Listing] = {}
     entries = []
@@ -63,7 +63,7 @@ def rule_ref(rule: Rule) -> RuleRef:
 
 
 def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
-    value = node.meta.get("val")
+    value = node.meta.get("val", node.meta.get("example_value"))
     ruling = decision(node)
     where = source_line(node)
     return Entry(

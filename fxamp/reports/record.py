@@ -128,9 +128,9 @@ def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[Pass
     return GraphRecord(replace(listing, unmatched=unmatched), tuple(passes))
 
 
-def untouched(chosen: str, ended: str = "") -> GraphRecord:
-    """Return the record of a graph without a policy: it runs in float32; ``chosen`` says why."""
-    return GraphRecord(Listing("GraphModule", (), policy="float32", chosen=chosen, ended=ended))
+def untouched(gm: GraphModule, chosen: str, ended: str = "") -> GraphRecord:
+    """Return the record of a graph without a policy, as Dynamo captured it: it runs in float32; ``chosen`` says why."""
+    return GraphRecord(list_graph(gm, policy="float32", chosen=chosen, ended=ended))
 
 
 def unmatched_rules(policy: Policy, used: Container[str], *regions: str) -> list[Rule]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 #: Dynamo's reason, which reports and the log repeat.
-REASON = "User-inserted graph break"
+REASON = "Call to `torch._dynamo.graph_break()`: User-inserted graph break"
 
 
 class Loops(nn.Module):

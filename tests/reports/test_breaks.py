@@ -8,6 +8,7 @@ from breaking_loops import REASON, Loops
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.reports import breaks
 from fxamp.reports.report import Report
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
@@ -109,3 +110,34 @@ def test_a_function_that_is_skipped_is_named_with_the_reason(inside: bool) -> No
 def test_functions_of_other_models_are_not_named() -> None:
     reported(Loops(4))
     assert reported(Resumes()).skipped == ()
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    tile = torch.empty(4, 8)[:, :3]
+    with torch.no_grad():
+        torch.mm(x.detach(), x.detach()[:, :3], out=tile)
+    return x @ x + tile.sum()
+
+
+def test_a_reason_has_its_heading_where_the_explanation_says_nothing() -> None:
+    compiled = torch.compile(_written, backend="fxamp", options=OPTIONS)
+    compiled(torch.ones(4, 4))
+    (ended,) = fxamp.report(compiled).breaks
+    assert "non-contiguous `out=` tensor: Dynamo does not support this" in ended
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (
+            "Branching\n  Explanation: On a value.\n  Hint: Use cond.\n\n  Developer debug context: x",
+            "Branching: On a value.",
+        ),
+        ("Branching:\n  Explanation: On\n    a value.\n  Hint: Use\n    cond.", "Branching: On a value."),
+        ("Graph Break Reason: Branching.\n  Explanation: On a value.", "Branching: On a value."),
+        ("In user code at a.py:1\nGraph Break Reason: A\n  Explanation: B\n\nC\n  Explanation: D", "A: B"),
+        ("torch.* op returned non-Tensor\nfrom user code: a.py", "torch.* op returned non-Tensor"),
+    ],
+)
+def test_a_message_becomes_its_heading_and_explanation(message: str, reason: str) -> None:
+    assert breaks._first(message) == reason

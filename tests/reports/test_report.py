@@ -37,6 +37,19 @@ def recurrent() -> Recurrent:
     return model
 
 
+def test_a_graph_without_a_policy_counts_its_ops_in_float32() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda y: (y @ y).relu(), x @ x, use_reentrant=False)
+
+    compiled = torch.compile(program, backend="fxamp", options={"lowering": "eager"})
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.ones(4, 4))
+    compiled(torch.ones(4, 4))
+    cast, plain = fxamp.report(compiled).graphs
+    assert (cast.policy, plain.policy) == ("cpu-bfloat16", "float32")
+    assert cast.ops == plain.ops == 3 and plain.ops_by_dtype == {"f32": 3} and plain.casts == 0
+
+
 def test_a_break_and_what_stayed_outside_are_named(recurrent):
     report = fxamp.report(recurrent)
 

@@ -63,7 +63,10 @@ def sparse() -> Tensor:
 
 
 CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], str]] = {
-    Recurrent: (lambda: torch.randn(2, 3, 8), "Dynamo does not support RNN, GRU, or LSTM."),
+    Recurrent: (
+        lambda: torch.randn(2, 3, 8),
+        "Attempted to wrap RNN, GRU, or LSTM: Dynamo does not support RNN, GRU, or LSTM.",
+    ),
     Graph: (sparse, "torch.compile does not support sparse Tensors"),
     Loops: (lambda: torch.randn(2, 8), REASON),
     Outer: (lambda: torch.randn(2, 8), REASON),
