@@ -8,15 +8,15 @@ import pytest
 
 
 def exhaustive(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
-    """``values`` as parameters of a test; those not in ``always`` bear the marker "exhaustive".
+    """``values``, some with marks, as parameters of a test; those not in ``always`` bear the marker "exhaustive" too.
 
     Raises:
         ValueError: ``always`` holds what is not among the values.
     """
-    every = list(values)
-    if unknown := [value for value in always if value not in every]:
+    every = [_parameter(value) for value in values]
+    if unknown := [value for value in always if all(value != known.values[0] for known in every)]:
         raise ValueError(f"{unknown} are not among {every}")
-    return [value if value in always else pytest.param(value, marks=pytest.mark.exhaustive) for value in every]
+    return [one if one.values[0] in always else _more_marks(one, pytest.mark.exhaustive) for one in every]
 
 
 def each_once(names: str, *columns: Iterable[Any]) -> pytest.MarkDecorator:
@@ -48,6 +48,10 @@ def _each_once(lengths: list[int]) -> set[tuple[int, ...]]:
         rows.append(tuple(row))
         missing -= set(enumerate(row))
     return set(rows)
+
+
+def _more_marks(parameter: Any, mark: pytest.MarkDecorator) -> Any:
+    return pytest.param(*parameter.values, marks=[*parameter.marks, mark])
 
 
 def _parameter(value: Any) -> Any:

@@ -30,6 +30,21 @@ def _has_compiler() -> bool:
 #: Tests that bear the marker "inductor" or use the fixture "counting" get it.
 needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="needs a C++ compiler: install the package g++")
 
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    one = torch.ones(16, 16).to(dtype)
+    try:
+        torch._scaled_mm(one, one.t(), scale_a=torch.ones(()), scale_b=torch.ones(()), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
+#: On CPUs with AMX oneDNN multiplies what is in 8 bits, and knows no fnuz formats.
+needs_fnuz_products = pytest.mark.skipif(
+    not _multiplies(torch.float8_e4m3fnuz), reason="this CPU has no products in AMD's fnuz formats"
+)
+
 #: torch 2.12 and newer.
 needs_chunked_loss = pytest.mark.skipif(
     not hasattr(F, "linear_cross_entropy"), reason="this torch has no chunked loss of its own"

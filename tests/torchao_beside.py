@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from lacks import needs_fnuz_products
 from torch import nn
 
 from fxamp.capture.autocast_state import autocast_state
@@ -19,6 +20,9 @@ float8 = pytest.importorskip(
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 FNUZ = tuple(f"{recipe}_fnuz" for recipe in RECIPES)
 """The same in the formats in which torchao computes on an MI300X."""
+
+MULTIPLIED = (*RECIPES, *(pytest.param(recipe, marks=needs_fnuz_products) for recipe in FNUZ))
+"""All of them as parameters of tests that multiply."""
 
 _IN_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 

@@ -9,7 +9,7 @@ from gpu_layouts import GpuLayouts
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torchao_beside import FNUZ, RECIPES, converted, float8
+from torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8
 
 from fxamp.kernels.products import scaled_linear as product
 from fxamp.kernels.products.quantize import quantize, scale_of
@@ -38,7 +38,7 @@ def error(value: Tensor | None, exact: Tensor) -> float:
     return float((value.double() - exact).norm() / exact.norm())
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
+@pytest.mark.parametrize("recipe", MULTIPLIED)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(2, 16, 32), (48, 32)])
 def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -99,7 +99,7 @@ def test_the_check_of_layouts_refuses() -> None:
         torch._scaled_mm(e4m3, e4m3, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
+@pytest.mark.parametrize("recipe", MULTIPLIED)
 @pytest.mark.parametrize("rows", [1, 7, 33])
 def test_any_number_of_rows_has_gradients(recipe: str, rows: int) -> None:
     x, weight = leaves(rows, 64, 48)
@@ -111,7 +111,7 @@ def test_any_number_of_rows_has_gradients(recipe: str, rows: int) -> None:
     assert x.grad.dtype is torch.bfloat16 and weight.grad.dtype is torch.float32
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
+@pytest.mark.parametrize("recipe", MULTIPLIED)
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
     x, weight = leaves(16, 32, 48)
@@ -128,7 +128,7 @@ def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
     assert weight.grad is not None and not weight.grad[4].isfinite().any()
 
 
-@pytest.mark.parametrize("recipe", [*RECIPES, *FNUZ])
+@pytest.mark.parametrize("recipe", MULTIPLIED)
 def test_zeros_give_zeros(recipe: str) -> None:
     x, weight = leaves(16, 32, 48)
     with torch.no_grad():
