@@ -7,7 +7,7 @@ from typing import Any
 
 @contextmanager
 def returning_nothing() -> Iterator[None]:
-    """Let graphs that are captured inside have no results: a program may only write, or return an attribute (``x.T``).
+    """Let graphs that are captured inside have no results: a program may only write, or return a shape.
 
     They may have no inputs either, where they read the module's tensors themselves. torch writes invalid Python for
     both. Breaks loudly.

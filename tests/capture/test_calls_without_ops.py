@@ -120,7 +120,7 @@ def test_a_call_for_its_effect_alone_is_kept() -> None:
 
     torch._dynamo.reset()
     torch.compile(Net(_replaced), backend=backend)(torch.ones(3, 4))
-    assert any("version_count" in name for name in names)
+    assert {"_lower_version_count_by_1", "shallow_copy_data_"} & set(names), "torch 2.14 calls the latter"
 
 
 @pytest.mark.parametrize(

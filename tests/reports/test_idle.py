@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
 
 import fxamp
+from fxamp.policy.model.comparisons import holds
 from fxamp.reports import breaks
 
 OPTIONS = {"policy": "cpu-float16", "lowering": "eager"}
@@ -81,6 +82,9 @@ def a_pickled_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tenso
     return model, model
 
 
+#: torch 2.14 compiles its own modules, but not its wrappers.
+COMPILES_MODULES_OF_TORCH = holds(">=2.14", torch.__version__)
+
 IDLE = {
     a_copy: "Net is compiled with fxamp, but what trains is a copy",
     a_pickled_copy: "Net is compiled with fxamp, but what trains is a copy",
@@ -89,6 +93,8 @@ IDLE = {
     another_method: "Net is compiled with fxamp, .* never called",
     the_original: "Net is compiled with fxamp, .* never called",
 }
+if COMPILES_MODULES_OF_TORCH:
+    del IDLE[compiled_sequential]
 
 
 def train(call: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -128,7 +134,17 @@ def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, ca
     assert re.search(IDLE[make], message), message
 
 
-@pytest.mark.parametrize("make", [a_copy, compiled_sequential, another_method, the_original])
+@pytest.mark.skipif(not COMPILES_MODULES_OF_TORCH, reason="torch 2.14 compiles modules of torch.nn, older ones do not")
+def test_a_module_of_torch_is_compiled_itself(caplog: pytest.LogCaptureFixture) -> None:
+    scaler = fxamp.GradScaler("cpu")
+    model, call = compiled_sequential(scaler)
+
+    train(call, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert len(fxamp.report(model).graphs) == 1 and warnings(caplog) == []
+
+
+@pytest.mark.parametrize("make", [make for make in IDLE if make not in (a_pickled_copy, compiled_wrapper)])
 def test_it_is_said_to_any_optimizer(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     model, call = make(None)
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())):

@@ -1,5 +1,8 @@
 """Dynamo's capture of one whole graph is as fxamp takes it to be."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,21 +12,32 @@ import fxamp
 from fxamp import torch_private as private
 
 
-def _transposed(x: Tensor) -> Tensor:
-    return x.T
+def _doubled(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def _ones() -> Tensor:
+    return torch.ones(2)
+
+
+def _capture(program: Callable[..., Any], *inputs: Tensor) -> Any:
+    return functional_export.dynamo_graph_capture_for_export(program)(*inputs)(*inputs)
 
 
 def test_a_graph_may_return_nothing() -> None:
     x, codegen = torch.ones(2, 3), functional_export._DynamoBytecodeCodeGen
     with private.returning_nothing():
-        gm = functional_export.dynamo_graph_capture_for_export(_transposed)(x)
-    assert torch.equal(gm(x), x.T)
+        assert _capture(_doubled, x) is None
+        assert torch.equal(_capture(_ones), torch.ones(2))
+    assert torch.equal(x, torch.full((2, 3), 2.0))
     assert functional_export._DynamoBytecodeCodeGen is codegen
 
 
 def test_torch_still_needs_it() -> None:
     with pytest.raises(SyntaxError):
-        functional_export.dynamo_graph_capture_for_export(_transposed)(torch.ones(2, 3))
+        _capture(_doubled, torch.ones(2, 3))
+    with pytest.raises(NameError):
+        _capture(_ones)
 
 
 class _Counter(nn.Module):

@@ -88,7 +88,7 @@ class Net(nn.Module):
 
 model, inputs = Net(), (torch.zeros(4096, 256),)
 """
-#: Prints how many GPUs torch sees in a process that counts, and the name of the one that Inductor compiles for.
+#: Prints how many GPUs torch sees in a process that counts, whether it would use one, and the one that Inductor knows.
 SEEN = """
 import json, sys
 from fxamp.tools.bench.cost.hooks import prepare_torch
@@ -98,7 +98,8 @@ from torch._dynamo.device_interface import get_interface_for_device
 from fxamp.tools.bench.cost.gpu import compiling_for_gpu
 visible = torch._C._cuda_getDeviceCount() if torch.version.cuda else 0
 with compiling_for_gpu():
-    json.dump([visible, get_interface_for_device("cuda").get_device_properties(0).name], sys.stdout)
+    name = get_interface_for_device("cuda").get_device_properties(0).name
+    json.dump([visible, torch.cuda.is_available(), name], sys.stdout)
 """
 #: Elements of the program's tensors: the gathered rows, the weight, the logits, the table.
 ROWS, WEIGHT, LOGITS, TABLE = 64 * 128, 32 * 128, 64 * 32, 5000 * 128
@@ -387,7 +388,8 @@ def test_a_torch_that_is_built_for_other_gpus_is_named(
 @needs_compiler
 def test_a_gpu_that_is_there_is_not_the_one_that_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert printed_modules(SEEN) == [0, gpu.H100.name]
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it
+    assert printed_modules(SEEN) == [0, False, gpu.H100.name]
 
 
 @pytest.mark.exhaustive

@@ -80,6 +80,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         (cuda, "get_device_capability", lambda *_: (H100.major, H100.minor)),
         (cuda, "current_device", lambda: 0),
         (cuda, "device_count", lambda: 1),
+        (cuda, "is_available", lambda: False),  # else PYTORCH_NVML_BASED_CUDA_CHECK makes it follow the count
         (cuda, "is_bf16_supported", lambda *_, **__: True),
         (cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (compile_fx, "get_cuda_device_context", lambda _: contextlib.nullcontext()),

@@ -26,7 +26,7 @@ def prepare_torch() -> None:
     """
     home = torch_home()
     build = runpy.run_path(str(home / "version.py"))
-    for name, other in (("hip", "ROCm"), ("xpu", "XPU")):
+    for name, other in {"hip": "ROCm", "xpu": "XPU"}.items():
         if build.get(name):
             raise OptionError(
                 f"counting needs a torch for NVIDIA GPUs, and torch {build['__version__']} is for {other}; accepted: "
