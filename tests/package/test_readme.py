@@ -14,10 +14,11 @@ import pytest
 
 from fxamp.backend.options import parse_options
 from fxamp.errors import OptionError
+from fxamp.passes.sequences import FORWARD
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-READMES = ("README.md", "fxamp/README.md", "tools/demo/README.md", "tools/diff/README.md")
+READMES = ("README.md", "fxamp/README.md", "passes/README.md", "tools/demo/README.md", "tools/diff/README.md")
 BLOCKS = [
     block
     for name in READMES
@@ -101,3 +102,11 @@ def test_its_demo_table_has_the_demos_rows() -> None:
 def test_its_files_exist() -> None:
     for name in re.findall(r"`((?:policies|fxamp|passes|tools)/[\w/.]+\.(?:md|py))`", TEXT):
         assert (ROOT / name).is_file(), name
+
+
+def test_the_passes_of_the_page_are_those_of_the_sequences_in_their_order() -> None:
+    page = (ROOT / "passes/README.md").read_text(encoding="utf-8")
+    forward = re.findall(r"^\| ([a-z-]+) \|", page.partition("## The partition")[0], re.MULTILINE)
+    assert [name for name in forward if name != "pass"] == [step.name for step in FORWARD.steps]
+    files = [path.stem.replace("_", "-") for path in (ROOT / "passes").glob("*/*.py") if path.parent.name != "shared"]
+    assert [name for name in files if name != "--init--" and name not in page] == []
