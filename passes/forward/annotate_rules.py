@@ -58,7 +58,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
-        if here.captured is None and here.lower is not None and cast_inlined(node, context, in_function):
+        if _follows_policy(here) and cast_inlined(node, context, in_function):
             here = here.disabled
         choice = _decide(node, here, context, aliases)
         changed += choice != decision(node)
@@ -131,6 +131,11 @@ def _refusal(node: Node, advice: str, context: CastContext) -> str:
     return f"{advice}\n  policy {context.policy.name}, at {describe_source(node)}{where}"
 
 
+def _follows_policy(region: AutocastRegion) -> bool:
+    """Whether autocast is on under the policy alone: where it was on in the capture too, ``custom_fwd`` has cast."""
+    return region.captured is None and region.lower is not None
+
+
 def _annotate_function(node: Node, context: CastContext, region: AutocastRegion) -> int:
     function = autograd_function(node)
     if function is None:
@@ -138,11 +143,10 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
     request: CustomAutocast | None = node.meta.get(CUSTOM_AUTOCAST)
     if request is not None and request.device != context.policy.device:
         request = None
-    baked = region.captured is not None
     inside = region
-    if request is not None and request.cast_inputs is not None and not baked:
+    if request is not None and request.cast_inputs is not None and _follows_policy(region):
         cast_inputs(function.forward.module, request.cast_inputs, context)
         inside = region.disabled
-    if request is not None and request.decorated_backward and not baked:
+    if request is not None and request.decorated_backward and region.captured is None:
         drop_outermost_region(function.backward.module)
     return sum(_annotate(part.module, context, inside, True) for part in (function.forward, function.backward))

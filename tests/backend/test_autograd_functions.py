@@ -224,3 +224,14 @@ def test_the_decorators_of_a_function_hold_for_what_it_calls_alone(grad: bool, l
         return Nesting.apply(a, b) @ b
 
     assert_like_autocast(program, leaf(4, 4).requires_grad_(grad), leaf(4, 4).requires_grad_(grad), lowering=lowering)
+
+
+@each_once("grad, lowering", [True, False], LOWERINGS)
+@pytest.mark.parametrize("around", [False, True])
+def test_cast_inputs_ask_for_nothing_where_autocast_is_off(grad: bool, lowering: str, around: bool) -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            b = Rounding.apply(a)
+        return b @ b.t()
+
+    assert_like_autocast(program, leaf(4, 8).requires_grad_(grad), lowering=lowering, around=around)
