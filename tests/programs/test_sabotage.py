@@ -11,6 +11,7 @@ import pytest
 import torch
 from exhaustive import exhaustive
 from programs.compare import differences
+from programs.functions import Function
 from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from programs.strategy import Focus
@@ -21,7 +22,8 @@ from torch.optim import Optimizer
 
 from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import Choice
-from fxamp.graph import AliasSets
+from fxamp.capture import fakes
+from fxamp.graph import AliasSets, fake_mode_of
 from fxamp.passes.forward import annotate_rules, expand_composites, insert_casts
 from fxamp.passes.shared import autocast_regions, linear_losses
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -51,6 +53,12 @@ def remove_a_cast(patch: pytest.MonkeyPatch) -> None:
 def share_a_cast(patch: pytest.MonkeyPatch) -> None:
     """An activation is cast once for all its uses."""
     patch.setattr(CastWriter, "_shareable", lambda self, source, cached: True)
+
+
+def merge_placeholders(patch: pytest.MonkeyPatch) -> None:
+    """Inputs of a body that have one value are one tensor, so that the capture takes the one for the other."""
+    refake = fakes._refake
+    patch.setattr(fakes, "_refake", lambda value, mode: value if fake_mode_of(value) is mode else refake(value, mode))
 
 
 def scale_a_gradient(patch: pytest.MonkeyPatch) -> None:
@@ -164,7 +172,7 @@ def forget_the_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Optimizer, "state_dict", without)
 
 
-SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions)
+SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, merge_placeholders)
 
 
 @pytest.mark.parametrize("sabotage", exhaustive(SABOTAGES, always=[remove_a_cast]))
@@ -223,6 +231,17 @@ def test_a_shared_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(SHARED, Setting()) == []
     share_a_cast(monkeypatch)
     assert any("the gradient of x0 differs" in one for one in differences(SHARED, Setting()))
+
+
+def test_placeholders_that_are_one_tensor_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a Function that saves its result: Dynamo gives that and the incoming gradient one value."""
+    gradients = ("g * y",)
+    function = Function("Unary0", ("a",), False, ("y = a * 3",), ("y",), ("y",), (), (), gradients)
+    line = Line("function", Text("h0 = Unary0.apply(F.linear(x0, self.w0))"))
+    program = replace(SHARED, statements=(line,), results=("h0",), definitions=(("Unary0", function.source()),))
+    assert differences(program, Setting()) == []
+    merge_placeholders(monkeypatch)
+    assert any("the gradient of x0 differs" in one or "raised" in one for one in differences(program, Setting()))
 
 
 def test_an_autocast_kernel_that_is_not_asked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
