@@ -125,11 +125,12 @@ class Draft:
         outside = {values[name].untyped_storage()._cdata for name in self.place.outer if name in values}
         return self.value(lambda v: v.dim() >= least and v.untyped_storage()._cdata not in outside)
 
-    def input(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> str:
+    def input(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, reversed_strides: bool = False) -> str:
         """A new input of the program."""
         may = dtype.is_floating_point and not self.setting.scaled  # fxamp checks gradients of inputs too
         grad = may and self.pick((True, True, False))
-        return self._declare(Declaration(self._count("x", "input"), "input", shape, dtype, grad))
+        name = self._count("x", "input")
+        return self._declare(Declaration(name, "input", shape, dtype, grad, reversed_strides=reversed_strides))
 
     def parameter(self, *shape: int) -> str:
         """``self.w``: a parameter of that shape, an old one or a new one, which may be frozen or tied to an old one."""
@@ -276,6 +277,11 @@ class Draft:
             tuple(self._definitions.items()),
         )
         return Case(program, self.setting)
+
+    def described(self, name: str) -> tuple[object, ...]:
+        """The shape of a value, and its dtype and strides on every side."""
+        values = [side.values()[name] for side in self._sides]
+        return *self.shape(name), *((value.dtype, value.stride(), value.requires_grad) for value in values)
 
     def captured_dtype(self, name: str) -> torch.dtype:
         """The dtype of a value where Dynamo captures it."""

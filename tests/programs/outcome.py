@@ -66,6 +66,8 @@ def observe(run: Run, setting: Setting) -> Outcome:
             for loss in losses:
                 backward([loss], run.scaler, retain_graph=True)
             losses.clear()
+        if setting.schedule == "twice":
+            losses = _penalty(losses, [named[name] for name in versions])
         if setting.schedule not in ("together", "forward"):
             backward(losses, run.scaler)
             losses.clear()
@@ -77,6 +79,15 @@ def observe(run: Run, setting: Setting) -> Outcome:
             copies += [result.clone() for result in evaluates(*run.inputs)]
     step = None if run.scaler is None else _step(run.scaler, run.module)
     return outcome(named, results, copies, step, frozenset(written))
+
+
+def _penalty(losses: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """The losses and the squares of their gradients."""
+    if not losses or not leaves:
+        return list(losses)
+    gradients = torch.autograd.grad(losses, leaves, create_graph=True, allow_unused=True)
+    some = [flat(gradient) for gradient in gradients if gradient is not None and gradient.grad_fn is not None]
+    return [*losses, *(gradient.float().square().sum() for gradient in some)]
 
 
 def outcome(

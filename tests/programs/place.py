@@ -85,5 +85,7 @@ class Side:
 def _filled(declaration: Declaration) -> Tensor:
     generator = torch.Generator().manual_seed(sum(declaration.shape))
     if not declaration.dtype.is_floating_point:
-        return torch.randint(2, declaration.shape, generator=generator)
-    return torch.randn(declaration.shape, generator=generator).div(2).to(declaration.dtype)
+        return torch.randint(2, declaration.shape, generator=generator).to(declaration.dtype)
+    shape = declaration.shape[::-1] if declaration.reversed_strides else declaration.shape
+    filled = torch.randn(shape, generator=generator).div(2).to(declaration.dtype)
+    return filled.permute(tuple(reversed(range(len(shape))))) if declaration.reversed_strides else filled

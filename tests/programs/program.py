@@ -43,7 +43,7 @@ class Text:
 class Declaration:
     """A tensor that exists before the call: a parameter, a buffer or an input.
 
-    ``tied`` names the parameter that this is.
+    ``tied`` names the parameter that this is. ``reversed_strides``: the first dimension varies fastest in memory.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Declaration:
     dtype: torch.dtype = torch.float32
     grad: bool = False
     tied: str | None = None
+    reversed_strides: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ ALL = 2**16 - 1
 #: How often a program is called, and when it goes backward.
 SCHEDULES = {
     "once": "one call, one backward",
+    "twice": "one call; the gradients are differentiated too",
     "again": "a second call and backward, which adds to the gradients",
     "together": "two calls before one backward",
     "larger": "a second call and backward with a larger first dimension",

@@ -6,7 +6,9 @@ messages quote it too.
 
 import itertools
 import linecache
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -84,9 +86,10 @@ def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]
     text = source(program, flavour)
     filename = f"<random {flavour.value} {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    namespace: dict[str, Any] = {"__name__": f"random_{flavour.value}"}
-    exec(compile(text, filename, "exec"), namespace)
-    return namespace
+    module = ModuleType(f"random_{flavour.value}")
+    sys.modules[module.__name__] = module  # Dynamo imports it to find its globals
+    exec(compile(text, filename, "exec"), vars(module))
+    return vars(module)
 
 
 def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
@@ -100,7 +103,8 @@ def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -
 def larger(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs with two more rows each."""
     with torch.no_grad():
-        return [torch.cat([value, value[:2]]).requires_grad_(value.requires_grad) for value in inputs]
+        longer = [torch.cat([value, value[:2]]) if value.dim() else value.clone() for value in inputs]
+    return [value.requires_grad_(given.requires_grad) for value, given in zip(longer, inputs, strict=True)]
 
 
 def _class(program: Program, flavour: Flavour) -> Iterator[str]:
@@ -150,10 +154,13 @@ def _inputs(program: Program) -> Iterator[str]:
 
 def _values(declaration: Declaration) -> str:
     """Normal numbers of half the usual size."""
-    size = ", ".join(map(str, declaration.shape))
+    shape = declaration.shape[::-1] if declaration.reversed_strides else declaration.shape
+    size = "".join(f"{length}, " for length in shape)
     if not declaration.dtype.is_floating_point:
-        return f"torch.randint(2, ({size},))"
-    drawn = f"torch.randn({size}).div(2)"
+        return f"torch.randint(2, ({size})).to({declaration.dtype})"
+    drawn = f"torch.randn(({size})).div(2)"
+    if declaration.reversed_strides:
+        drawn += f".permute({tuple(reversed(range(len(shape))))})"
     if declaration.dtype is not torch.float32:
         drawn += f".to({declaration.dtype})"
     return drawn

@@ -13,10 +13,12 @@ from programs.statements import STATEMENTS, WEIGHTS
 T = TypeVar("T")
 
 _SHAPES = ((4, 8), (8, 8), (2, 4, 8))
+_RARE_SHAPES = ((), (1, 8), (0, 8), (2, 4, 4, 4))
 _LOWER = (torch.bfloat16, torch.float16)
 _LOWERINGS = ("aot_eager", "eager")
 _SCHEDULES = (
     *["once"] * 6,
+    "twice",
     "again",
     "together",
     "larger",
@@ -66,7 +68,7 @@ def cases(draw: Draw, focus: Focus) -> Case:
     draft = Draft(draw, kinds, WEIGHTS, lower, setting)
     draft.input(draft.pick(_SHAPES))
     if draft.chance():
-        draft.input(draft.pick(_SHAPES), draft.pick(_DTYPES))
+        draft.input(draft.pick(_SHAPES + _RARE_SHAPES), draft.pick(_DTYPES), draft.chance(5))
     if setting.own:
         draft.first("region")
     if setting.chunks:
@@ -87,6 +89,8 @@ def _setting(draw: Draw, focus: Focus) -> Setting:
     lowering, says = draw(st.sampled_from(focus.options(_LOWERINGS))), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
     setting = Setting(lowering, says == "ambient", schedule, scaled, factor, used, says == "own")
+    if schedule == "twice":  # AOTAutograd's graphs have one backward, and a scaler's too
+        setting = replace(setting, lowering="eager", scaled=False, factor=1.0)
     if schedule == "rewritten":
         return Setting("eager", schedule=schedule, used=used)
     if schedule == "restart":

@@ -24,14 +24,40 @@ def enable_grad(d: Draft) -> None:
 
 @statement(weight=2)
 def checkpointed(d: Draft) -> None:
-    """The oracle calls the body as it is."""
+    """Of one or two operands and results. The oracle calls the body as it is."""
     if d.place.body or not d.place.grad:
         raise Unfit
-    x, body, own = d.value(), d.fresh("body"), d.fresh("a")
-    with d.function(body, {own: x}):
+    operands, body = [d.value() for _ in range(d.pick((1, 1, 2)))], d.fresh("body")
+    count = d.pick((1, 1, 2))
+    with d.function(body, {d.fresh("a"): operand for operand in operands}):
         d.statements(3)
-        d.give(d.value())
-    d.let(f"checkpoint({body}, {x}, use_reentrant=False)", oracle=f"{body}({x})")
+        d.give(*(d.value() for _ in range(count)))
+    names = ", ".join(operands)
+    d.let_several(f"checkpoint({body}, {names}, use_reentrant=False)", count, oracle=f"{body}({names})")
+
+
+_PREDICATES = ("{}.sum() > 0", "({} > 2).any()", "{}.flatten()[0] < 0")
+
+
+@statement()
+def branches(d: Draft) -> None:
+    """torch.cond, whose branches return new tensors that are alike. The oracle has an ``if``."""
+    if d.place.body or d.place.inference:
+        raise Unfit
+    x, names = d.value(lambda v: v.numel() > 0), (d.fresh("body"), d.fresh("body"))
+    alike: list[tuple[object, ...]] = []
+    with d.whole():
+        for body in names:
+            own = d.fresh("a")
+            with d.function(body, {own: x}):
+                d.statements(2)
+                result = d.let(f"{d.value(lambda v: v.dim() >= 1)} * 2")
+                alike.append(d.described(result))
+                d.give(result)
+        if alike[0] != alike[1]:
+            raise Unfit
+        which, (one, other) = d.let(d.pick(_PREDICATES).format(f"{x}.detach().float()")), names
+        d.let(f"torch.cond({which}, {one}, {other}, ({x},))", oracle=f"({one} if {which} else {other})({x})")
 
 
 @statement()
