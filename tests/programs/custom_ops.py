@@ -1,4 +1,7 @@
-"""Ops of a library that registers what autocast does: ``low`` runs in autocast's dtype, ``wide`` in float32."""
+"""Ops of a library. It registers what autocast does for ``low``, in autocast's dtype, and ``wide``, in float32.
+
+Autocast does not know ``halved`` and ``accumulate``.
+"""
 
 from typing import Any
 
@@ -43,6 +46,24 @@ def _register(name: str, dtype: torch.dtype | None) -> None:
 
     LIBRARY.impl(name, under_autocast, "AutocastCPU")
 
+
+def _halved(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 0.5, x.sum(-1)
+
+
+def _halved_backward(ctx: Any, half: Tensor, total: Tensor) -> Tensor:
+    return half * 0.5 + total.unsqueeze(-1)
+
+
+def _accumulate(total: Tensor, x: Tensor) -> None:
+    total.add_(x)
+
+
+LIBRARY.define("halved(Tensor x) -> (Tensor, Tensor)")
+LIBRARY.impl("halved", _halved, "CompositeExplicitAutograd")
+torch.library.register_autograd("programs::halved", _halved_backward, lib=LIBRARY)
+LIBRARY.define("accumulate(Tensor(a!) total, Tensor x) -> ()")
+LIBRARY.impl("accumulate", _accumulate, "CompositeExplicitAutograd")
 
 _register("low", None)
 _register("wide", torch.float32)

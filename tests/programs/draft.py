@@ -229,9 +229,12 @@ class Draft:
                 self._bodies[-1].append(Block(kind, _text(header, other), tuple(body)))
 
     @contextmanager
-    def function(self, name: str, arguments: Mapping[str, str]) -> Iterator[None]:
-        """What is drawn inside becomes a function of ``arguments`` (own name to outer name), and goes out of sight."""
-        place = replace(self.place, body=name, outer=frozenset(self.values) | frozenset(arguments))
+    def function(self, name: str, arguments: Mapping[str, str], place: Place | None = None) -> Iterator[None]:
+        """What is drawn inside becomes a function of ``arguments`` (own name to outer name), and goes out of sight.
+
+        ``place``: where its statements stand; unless given, in a body of its own.
+        """
+        place = place or replace(self.place, body=name, outer=frozenset(self.values) | frozenset(arguments))
         before = [side.names() for side in self._sides]
         try:
             self._run("\n".join(f"{own} = {value}" for own, value in arguments.items()))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from programs.draft import Draft
+from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -26,6 +26,26 @@ def regions_in_a_row(d: Draft) -> None:
     dtype = d.pick(_HALVES)
     for _ in range(2):
         _region(d, f'with torch.autocast("cpu", {dtype}):', dtype)
+
+
+@statement()
+def region_of_another_device(d: Draft) -> None:
+    """It says nothing here."""
+    with d.block('with torch.autocast("xpu", torch.bfloat16):', d.place):
+        d.statements(2)
+
+
+@statement()
+def region_as_decorator(d: Draft) -> None:
+    """A function that autocast wraps, and calls."""
+    if d.setting.own or d.place.body:
+        raise Unfit
+    dtype = d.pick((None, *_HALVES))
+    x, body, own = d.value(), d.fresh("body"), d.fresh("a")
+    with d.whole(), d.function(body, {own: x}, replace(d.place, region=True, lower=dtype)):
+        d.statements(2)
+        d.give(d.value())
+    d.let(f'torch.autocast("cpu", {dtype}, enabled={dtype is not None})({body})({x})')
 
 
 def _region(d: Draft, header: str, lower: torch.dtype | None, **other: str) -> None:

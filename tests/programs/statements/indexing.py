@@ -8,6 +8,9 @@ _READS = (
     "{}.masked_fill({} > 0, 0.5)", "torch.where({} > 0, {}, 0.0)",
     "{}.gather(-1, torch.zeros_like({}, dtype=torch.int64))", "{}.tril()", "{}.masked_fill({} > 0, float('-inf'))",
     "{}.take_along_dim({}.argsort(-1), -1)", "{}.repeat(2, *[1] * {}.dim())[:4]",
+    "{}[:, [0, 1]]", "{}[[0, 1], [1, 0]]", "{}[..., None, 0]", "{}[[0]]", "{}[:, -1:]",
+    "{}[torch.tensor([[0, 1], [1, 0]])]", "{}[1, ..., 0]", "{}[:0]", "{}[True]", "{}[torch.tensor(1)]", "{}[-1, None]",
+    "{}[torch.arange({}.shape[0]) % 2 == 0]",
     "{}.index_fill(0, torch.tensor([0]), 2.0)", "{}[{}.argmax()[None] % 2]", "torch.take({}, torch.tensor([0, 1]))",
 )  # fmt: skip
 
