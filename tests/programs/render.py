@@ -82,11 +82,12 @@ def _around(case: Case) -> str:
 
 
 def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]:
-    """The namespace of the executed source, whose lines :mod:`inspect` finds."""
+    """The namespace of the executed source, whose lines :mod:`inspect` finds, and which is a module of its own."""
     text = source(program, flavour)
-    filename = f"<random {flavour.value} {next(_numbers)}>"
+    number = next(_numbers)
+    filename = f"<random {flavour.value} {number}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    module = ModuleType(f"random_{flavour.value}")
+    module = ModuleType(f"random_{flavour.value}_{number}")
     sys.modules[module.__name__] = module  # Dynamo imports it to find its globals
     exec(compile(text, filename, "exec"), vars(module))
     return vars(module)
