@@ -103,8 +103,10 @@ def _without_idle_of_torch(program: Program, setting: Setting, differences: list
 
 def breaks() -> list[str]:
     """Why Dynamo broke graphs since its last reset, but where the program asks for it."""
-    reasons = [reason.splitlines()[0] for reason in (*torch._dynamo.utils.counters["graph_break"], *_ENDS)]
-    return [reason for reason in reasons if "graph_break()" not in reason]
+    counters = torch._dynamo.utils.counters
+    reasons = [reason.splitlines()[0] for reason in (*counters["graph_break"], *_ENDS)]
+    skipped = any("Skipping the frame" in reason for reason in counters["unimplemented"])
+    return [reason for reason in reasons if "graph_break()" not in reason] + ["and skips the whole frame"] * skipped
 
 
 #: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends
