@@ -33,7 +33,8 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
     """
     if not isinstance(node.target, OpOverload):
         return None
-    dtypes = {value.dtype for source in floating_inputs(node) if (value := tensor_value(source)) is not None}
+    values = {source: tensor_value(source) for source in floating_inputs(node) if not _is_converted(source, node)}
+    dtypes = {value.dtype for value in values.values() if value is not None}
     if len(dtypes - {torch.float64}) > 1 and not _takes_mixture(node) and not _custom_as_captured(node, captured):
         return "its floating-point inputs must have one dtype"
     if base_name(node) in TAKES_BFLOAT16 and dtypes != {torch.bfloat16}:
@@ -43,6 +44,14 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
     if NARROW.keys() & dtypes and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
         return None if _captured_half(node, captured) else "it may have no 16-bit kernel for these sizes"
     return None
+
+
+def _is_converted(source: Node, node: Node) -> bool:
+    """Whether ``node`` takes ``source`` in any dtype: the weight of ``lerp``, if it has no dimensions."""
+    if base_name(node) != "aten::lerp" or source in (*node.args[:2], node.kwargs.get("end")):
+        return False
+    weight = tensor_value(source)
+    return weight is not None and weight.dim() == 0
 
 
 def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:

@@ -194,6 +194,14 @@ def test_what_an_op_would_refuse_is_cast_back(program) -> None:
     torch.testing.assert_close(value.float(), program(a))
 
 
+@pytest.mark.parametrize("weight, casts", [(torch.tensor(0.3), 0), (torch.full((2, 2), 0.3), 2)])
+def test_lerp_takes_a_weight_without_dimensions_in_any_dtype(weight: torch.Tensor, casts: int) -> None:
+    a = torch.ones(2, 2) + torch.eye(2)
+    bench = workbench(lambda a, weight: torch.lerp(a.mm(a), a.mm(a) * 2, weight), a, weight)
+    assert bench.run(*PASSES).counts["cast back"] == casts
+    bench.captured.module(a, weight)
+
+
 def test_a_rule_that_an_op_cannot_follow_is_overruled_and_says_so() -> None:
     rules = policy(Rule("low", Category.LOWER_PRECISION_FP, ("linalg_inv",)))
     bench = workbench(lambda a: torch.linalg.inv(a), torch.eye(2), under=rules)
