@@ -23,6 +23,10 @@ def machine(device: str, threads: int) -> dict[str, str]:
     return facts | {"triton": triton.__version__}
 
 
+#: A machine with a higher load than this before a measurement has other work, and its times say little.
+QUIET = 0.7
+
+
 def load() -> float:
     """Return how many processes wanted to run in the last minute on average; 0 where the system does not say."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

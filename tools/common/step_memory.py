@@ -1,7 +1,9 @@
 """The memory of one training step: on cuda from the allocator, on a CPU from torch.profiler's memory events."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +62,11 @@ def _on_cuda(forward: Callable[[], Tensor], finish: Callable[[Tensor], object]) 
 def _on_cpu(
     forward: Callable[[], Tensor], finish: Callable[[Tensor], object], lasting: Callable[[], int]
 ) -> StepMemory:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    level = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}  # else it prints that it starts and stops
+    with (
+        patch.dict(os.environ, level),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded,
+    ):
         loss = forward()
         with record_function(_FORWARD_ENDED):
             pass

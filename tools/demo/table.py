@@ -1,12 +1,14 @@
-"""The demo's output: one table with both columns, and a sentence on what the numbers mean."""
+"""The demo's output: one table with a column for each run, and a sentence on what the numbers mean."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tabulate import tabulate
 
 from fxamp.tools.demo.train import TrainingResult
 from fxamp.torch_devices import native_bfloat16
+
+_Cell = Callable[[TrainingResult, TrainingResult], str]
 
 
 def gap(reference: TrainingResult, other: TrainingResult) -> float:
@@ -14,30 +16,39 @@ def gap(reference: TrainingResult, other: TrainingResult) -> float:
     return statistics.fmean(abs(a - b) for a, b in zip(reference.losses, other.losses, strict=True))
 
 
-def table(reference: TrainingResult, other: TrainingResult) -> str:
-    """Return both runs side by side, as text."""
-    rows = [(name, *(describe(run) for run in (reference, other))) for name, describe in _ROWS.items()]
-    distance = gap(reference, other)
-    rows.append(("loss gap, mean of all steps", "", f"{distance:.4f} ({distance / reference.last:.2%})"))
-    if other.scale is not None:
-        rows.append(("loss scale at the end", "", f"{other.scale:g}"))
-        rows.append(("skipped steps", "", str(other.skipped)))
-    rows.append(("steps/s, median", f"{reference.rate:.1f}", f"{other.rate:.1f}"))
-    return tabulate(rows, headers=("", reference.label, other.label), disable_numparse=True)
+def table(runs: Sequence[TrainingResult]) -> str:
+    """Return the runs side by side, as text; the first is what the others are compared with."""
+    rows = [(name, *(describe(runs[0], run) for run in runs)) for name, describe in _ROWS.items()]
+    shown = [row for row in rows if any(row[1:])]
+    return tabulate(shown, headers=("", *(run.label for run in runs)), disable_numparse=True)
 
 
-def verdict(reference: TrainingResult, other: TrainingResult, device: str) -> str:
-    """Return a sentence on whether this device computes in 16 bits natively, and on the measured speed."""
-    ratio = other.rate / reference.rate
-    measured = f"fxamp ran {other.rate:.1f} steps/s, float32 {reference.rate:.1f}: {ratio:.2f} times the speed."
-    if not _casts(other):
-        return f"Nothing was cast: both columns computed in float32. {measured}"
+def verdict(runs: Sequence[TrainingResult], device: str) -> str:
+    """Return one sentence: what fxamp gained over the first run, in speed and memory, and at what loss."""
+    reference, plain, lean = runs
+    losses = ", ".join(f"{run.held_out:.2f}" for run in runs)
+    kept = f"{_kept(reference, lean):.2f} of float32's memory"
+    end = f"a lean policy keeps activations in {kept} (loss on unseen text: {losses})."
+    if not _casts(plain):
+        return f"Nothing was cast, so fxamp's column computes as float32's does; {end}"
     if device == "cpu" and not native_bfloat16("cpu"):
-        return (
-            "This CPU has no bfloat16 units (avx512_bf16, amx_bf16), so 16-bit arithmetic gains no speed on it: "
-            f"only the loss curve is meaningful here. {measured}"
-        )
-    return measured
+        units = "no units for bfloat16 (avx512_bf16, amx_bf16)"
+        return f"This CPU has {units}, so 16 bits cannot be faster here, but {end}"
+    speed = _speed(reference, plain)
+    fast = f"{speed:.1f} times as fast as float32" if speed >= 1 else f"at {speed:.2f} of float32's speed"
+    return f"One changed line trains this GPT {fast}, and {end}"
+
+
+def _speed(reference: TrainingResult, run: TrainingResult) -> float:
+    return run.rate / reference.rate
+
+
+def _memory(reference: TrainingResult, run: TrainingResult) -> float:
+    return run.memory.peak / reference.memory.peak
+
+
+def _kept(reference: TrainingResult, run: TrainingResult) -> float:
+    return run.memory.kept / reference.memory.kept
 
 
 def _casts(run: TrainingResult) -> int:
@@ -52,15 +63,41 @@ def _by_dtype(run: TrainingResult) -> str:
     return ", ".join(f"{count} {dtype}" for dtype, count in sorted(totals.items(), key=lambda item: -item[1])) or "-"
 
 
-_ROWS: dict[str, Callable[[TrainingResult], str]] = {
-    "policy": lambda run: ", ".join(dict.fromkeys(record.policy for record in run.records)) or "none",
-    "why": lambda run: ", ".join(dict.fromkeys(record.chosen for record in run.records)) or "plain torch.compile",
-    "graphs": lambda run: str(run.graphs),
-    "ops": lambda run: str(sum(record.ops for record in run.records)) if run.records else "-",
-    "ops by result": _by_dtype,
-    "casts inserted": lambda run: str(_casts(run)),
-    "first step, compiling included": lambda run: f"{run.compiling:.1f} s",
-    "first loss": lambda run: f"{run.losses[0]:.4f}",
-    "last loss, mean of 10 steps": lambda run: f"{run.last:.4f}",
-    "loss on held-out text": lambda run: f"{run.held_out:.4f}",
+def _gap(reference: TrainingResult, run: TrainingResult) -> str:
+    distance = gap(reference, run)
+    return "" if run is reference else f"{distance:.4f} ({distance / reference.last:.2%})"
+
+
+def _over(value: str, ratio: float, reference: TrainingResult, run: TrainingResult) -> str:
+    return value if run is reference else f"{value} ({ratio:.2f} times)"
+
+
+def _alone(describe: Callable[[TrainingResult], str]) -> _Cell:
+    return lambda _, run: describe(run)
+
+
+#: What a row says of a run, beside the first one.
+_ROWS: dict[str, _Cell] = {
+    "policy": _alone(lambda run: ", ".join(dict.fromkeys(record.policy for record in run.records)) or "none"),
+    "why": _alone(
+        lambda run: ", ".join(dict.fromkeys(record.chosen for record in run.records)) or "plain torch.compile"
+    ),
+    "graphs": _alone(lambda run: str(run.graphs)),
+    "ops": _alone(lambda run: str(sum(record.ops for record in run.records)) if run.records else "-"),
+    "ops by result": _alone(_by_dtype),
+    "casts inserted": _alone(lambda run: str(_casts(run))),
+    "first step, compiling included": _alone(lambda run: f"{run.compiling:.1f} s"),
+    "first loss": _alone(lambda run: f"{run.losses[0]:.4f}"),
+    "last loss, mean of 10 steps": _alone(lambda run: f"{run.last:.4f}"),
+    "loss on held-out text": _alone(lambda run: f"{run.held_out:.4f}"),
+    "loss gap, mean of all steps": _gap,
+    "loss scale at the end": _alone(lambda run: "" if run.scale is None else f"{run.scale:g}"),
+    "skipped steps": _alone(lambda run: "" if run.skipped is None else str(run.skipped)),
+    "peak memory": lambda first, run: _over(_megabytes(run.memory.peak), _memory(first, run), first, run),
+    "kept for the backward": lambda first, run: _over(_megabytes(run.memory.kept), _kept(first, run), first, run),
+    "steps/s, median": lambda first, run: _over(f"{run.rate:.3g}", _speed(first, run), first, run),
 }
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.3g} MB"

@@ -13,6 +13,7 @@ from fxamp.reports import GraphRecord, registry
 from fxamp.scaler import GradScaler
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.progress import bar
+from fxamp.tools.common.step_memory import StepMemory, lasting_bytes, step_memory
 from fxamp.tools.demo.model import GPT, Size
 from fxamp.tools.demo.ranks import Ranks
 from fxamp.tools.demo.text import Text
@@ -42,6 +43,7 @@ class TrainingResult:
 
     ``losses``: nats a token, one a step, before that step's update. ``held_out``: the same on text never trained on,
     after the last step. ``compiling``: seconds of the first step. ``rate``: steps a second, of the median later step.
+    ``memory``: of one more step, in this process.
     ``records``: what fxamp did to each graph; empty for float32. ``scale`` and ``skipped``: the loss scale at the end
     and the number of skipped steps, None without a scaler.
     """
@@ -53,6 +55,7 @@ class TrainingResult:
     graphs: int
     compiling: float
     rate: float
+    memory: StepMemory
     records: tuple[GraphRecord, ...] = field(default=())
     scale: float | None = None
     skipped: int | None = None
@@ -82,7 +85,7 @@ def train(
     torch.manual_seed(settings.seed)
     model = GPT(settings.size).to(settings.device)
     compiled = torch.compile(ranks.spread(model, settings.device), **compiler)
-    optimizer = prepare(torch.optim.AdamW(model.parameters(), lr=settings.rate))
+    optimizer = prepare(torch.optim.AdamW(model.parameters(), lr=settings.rate, fused=True))
     batches = torch.Generator().manual_seed(settings.seed)
     losses: list[float] = []
     seconds: list[float] = []
@@ -90,19 +93,27 @@ def train(
         for _ in range(settings.steps):
             start = time.perf_counter()
             inputs = _moved(ranks.share(text.batch(settings.batch, settings.size.length, batches)), settings.device)
-            loss = _step(compiled, optimizer, scaler or GradScaler(settings.device, enabled=False), inputs)
+            loss = compiled(*inputs)
+            _finish(loss, optimizer, scaler)
             losses.append(ranks.mean(loss))
             seconds.append(time.perf_counter() - start)
             shown.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
             shown.update()
+    held_out = _examine(compiled, settings, text, ranks)
     return TrainingResult(
         label=label,
         losses=tuple(losses),
-        held_out=_examine(compiled, settings, text, ranks),
+        held_out=held_out,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         graphs=counters["stats"]["unique_graphs"] - graphs,
         compiling=seconds[0],
         rate=1 / statistics.median(seconds[1:] or seconds),
+        memory=step_memory(
+            settings.device,
+            lambda: compiled(*inputs),
+            lambda loss: _finish(loss, optimizer, scaler),
+            lambda: lasting_bytes(model, optimizer, inputs),
+        ),
         records=tuple(registry.recent(records)),
         scale=scaler.loss_scale if scaler else None,
         skipped=scaler.skipped_steps if scaler else None,
@@ -114,13 +125,16 @@ def _stopped(label: str, losses: Sequence[float]) -> str:
     return f"{label}: {len(losses)} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
 
 
-def _step(compiled: Any, optimizer: torch.optim.Optimizer, scaler: GradScaler, inputs: tuple[Tensor, Tensor]) -> Tensor:
-    loss: Tensor = compiled(*inputs)
-    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    scaler.step(optimizer)
-    scaler.update()
+def _finish(loss: Tensor, optimizer: torch.optim.Optimizer, scaler: GradScaler | None) -> None:
+    """Make the rest of the step from the loss."""
+    if scaler is None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
     optimizer.zero_grad()
-    return loss
 
 
 def _examine(compiled: Any, settings: TrainingSettings, text: Text, ranks: Ranks, batches: int = 4) -> float:

@@ -49,7 +49,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 def report(policy: str) -> Report:
     """One model in float16: three contenders and a policy in processes of their own, each started twice."""
     line = f"--size tiny --lowering eager --steps 2 --rounds 3 --starts 2 --contenders {_NAMES} --policy {policy}"
-    line += " --baseline eager-float32"
+    line += " --baseline eager-float32 --policy-optimizer"
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fxamp.tools.bench.process.subprocess.Popen", ForkedWorker)
         return command.run(command.parser("train").parse_args(line.split()), lambda _: None)
@@ -240,6 +240,24 @@ def test_every_model_trains_and_every_full_size_is_written_down(name: str) -> No
     for _ in range(5):
         training.step()
     assert training.losses[4] < training.losses[0]
+
+
+@pytest.mark.parametrize("all_results", [False, True])
+def test_the_loss_leaves_alone_unless_all_results_are_asked_for(all_results: bool) -> None:
+    plan = replace(PLAN, model="vit-b", all_results=all_results)
+    training = Training(plan, CONTENDERS["eager-float32"])
+    result = training.compiled(**training.batches[0])
+    assert isinstance(result, torch.Tensor) is not all_results and hasattr(result, "logits") is all_results
+    training.step()
+    assert training.losses == [getattr(result, "loss", result).item()]
+
+
+def test_a_policy_s_optimizer_is_in_use_if_it_is_asked_for(policy: str) -> None:
+    plan = replace(PLAN, policies=(policy,))
+    training = Training(plan, plan.contenders[policy])
+    assert training.optimizer.defaults["fused"] and "--policy-optimizer" in training.notes[0]
+    training = Training(replace(plan, policy_optimizer=True), plan.contenders[policy])
+    assert not training.optimizer.defaults["fused"] and not training.notes
 
 
 def test_auto_leaves_the_dtype_to_fxamp() -> None:

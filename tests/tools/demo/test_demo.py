@@ -18,20 +18,23 @@ from lacks import needs_gpus
 from fxamp.errors import FxampError
 from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.scaler import GradScaler
+from fxamp.tools.common import policy_step
+from fxamp.tools.common.step_memory import StepMemory
+from fxamp.tools.demo import columns, table
 from fxamp.tools.demo import command as demo
 from fxamp.tools.demo.model import GPT, Size
 from fxamp.tools.demo.ranks import Ranks, joined
-from fxamp.tools.demo.text import standard_library
-from fxamp.tools.demo.train import TrainingResult, train
+from fxamp.tools.demo.text import VOCABULARY, standard_library
+from fxamp.tools.demo.train import TrainingResult, TrainingSettings, train
 
+TINY = TrainingSettings(Size(1, 2, 16, 16, VOCABULARY), batch=2, steps=120, rate=3e-3, device="cpu", seed=0)
 _QUICK = ["--lowering", "aot_eager", "--steps", "4"]
 
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    settings, policy = demo._SETTINGS["cpu"]
-    tiny = replace(settings, size=replace(settings.size, layers=1, width=16, length=16), batch=2)
-    monkeypatch.setitem(demo._SETTINGS, "cpu", (tiny, policy))
+    for cpu in ("CPU", "plain CPU"):
+        monkeypatch.setitem(demo._USUAL, cpu, (TINY, 1))
     yield
     torch._dynamo.reset()
 
@@ -41,30 +44,94 @@ def _cells(printed: str, row: str) -> list[str]:
     return [cell.strip() for cell in line[len(row) :].split("  ") if cell.strip()]
 
 
-def test_prints_both_columns_and_draws_both_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_three_columns_and_draws_their_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "loss.svg"
     assert demo.main([*_QUICK, "--picture", str(picture)]) == 0
     printed, progress = capsys.readouterr()
-    assert _cells(printed, "policy") == ["none", "cpu-bfloat16"]
-    assert _cells(printed, "why") == ["plain torch.compile", "named by the caller"]
-    assert _cells(printed, "graphs") == ["1", "1"]
+    assert _cells(printed, "policy") == ["none", "cpu-bfloat16", "cpu-bfloat16-lean"]
+    assert _cells(printed, "why") == ["plain torch.compile", *["named by the caller"] * 2]
+    assert _cells(printed, "graphs") == ["1", "1", "1"]
     casts, ops = int(_cells(printed, "casts inserted")[1]), int(_cells(printed, "ops  ")[1])
     assert 0 < casts < ops
     first = [float(cell) for cell in _cells(printed, "first loss")]
-    assert first == pytest.approx([5.545] * 2, abs=0.1)  # ln 256: an untrained model knows nothing
-    gap = float(_cells(printed, "loss gap, mean of all steps")[0].split()[0])
-    assert gap < 0.01
+    assert first == pytest.approx([5.545] * 3, abs=0.1)  # ln 256: an untrained model knows nothing
+    gaps = [float(cell.split()[0]) for cell in _cells(printed, "loss gap, mean of all steps")]
+    assert len(gaps) == 2 and max(gaps) < 0.01
+    unused = "optimizer of fxamp lean: state 8bit, rounding stochastic, weights as-is, in use with --policy-optimizer\n"
+    assert unused in progress
+    for row in ("peak memory", "kept for the backward", "steps/s, median"):
+        first, *others = _cells(printed, row)
+        assert len(others) == 2, row
+        for cell in others:
+            number, ratio = (float(part.strip("(").split()[0]) for part in cell.split("("))
+            assert ratio == pytest.approx(number / float(first.split()[0]), rel=0.1), row
     assert progress.startswith("text: ") and "step/s" not in progress and "\r" not in progress
     texts = [element.text for element in ET.fromstring(picture.read_text()).iter() if element.text]
-    assert {"A small GPT learns Python", "float32", "fxamp, cpu-bfloat16"} <= set(texts)
+    lines = ["float32", "fxamp, cpu-bfloat16", "fxamp lean, cpu-bfloat16-lean"]
+    assert {"A small GPT learns Python", *lines} <= set(texts)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_last_line_says_in_a_sentence_what_was_gained(
+    native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "native_bfloat16", lambda device: native)
+    monkeypatch.setattr(demo, "native_bfloat16", lambda device: native)
+    assert demo.main(["--lowering", "eager", "--steps", "1", "--picture", str(tmp_path / "loss.svg")]) == 0
+    printed = capsys.readouterr().out
+    last = printed.splitlines()[-1]
+    kept = _cells(printed, "kept for the backward")[2].split("(")[1].split()[0]
+    losses = ", ".join(f"{float(cell):.2f}" for cell in _cells(printed, "loss on held-out text"))
+    assert f"a lean policy keeps activations in {kept} of float32's memory" in last
+    assert last.endswith(f"(loss on unseen text: {losses}).") and last.count(". ") == 0
+    if native:
+        assert last.startswith("One changed line trains this GPT ")
+    else:
+        assert last.startswith(
+            "This CPU has no units for bfloat16 (avx512_bf16, amx_bf16), so 16 bits cannot be faster"
+        )
+
+
+@pytest.mark.parametrize(("rate", "fast"), [(6.0, "1.5 times as fast as float32"), (3.0, "at 0.75 of float32's speed")])
+def test_the_last_line_says_how_fast(rate: float, fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "native_bfloat16", lambda device: True)
+    monkeypatch.setattr(table, "_casts", lambda run: 1)
+    memory = StepMemory(lasting=10, step=20, kept=8, how="a count")
+    reference = TrainingResult("float32", (2.0,), 2.0, 1, 1, compiling=1.0, rate=4.0, memory=memory)
+    lean = replace(reference, memory=replace(memory, kept=2))
+    said = table.verdict([reference, replace(reference, rate=rate), lean], "cpu")
+    assert said.startswith(f"One changed line trains this GPT {fast}, and a lean policy keeps activations in 0.25 of ")
+
+
+def test_a_cpu_with_units_for_bfloat16_trains_a_model_whose_products_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    chosen = {}
+    for native in (True, False):
+        monkeypatch.setattr(demo, "native_bfloat16", lambda device, native=native: native)
+        settings, threads, policy = demo._chosen(demo._parser().parse_args([]))
+        chosen[native] = settings.size.width, threads, policy
+    assert chosen == {True: (512, torch.get_num_threads(), "cpu-bfloat16"), False: (64, 1, "cpu-bfloat16")}
+
+
+@pytest.mark.parametrize(
+    ("policy", "lean"),
+    [("cpu-float16", "cpu-float16-lean"), ("cpu-bfloat16-lean", "cpu-bfloat16-leanest"), ("auto", "cpu-bfloat16-lean")],
+)
+def test_the_third_column_is_the_lean_policy_of_the_second_s_dtype(
+    policy: str, lean: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "native_bfloat16", lambda device: True)
+    float32, plain, third = columns.columns_of(policy, "cpu", "eager", optimizer=False)
+    assert (float32.policy, plain.policy, third.policy) == (None, policy, lean)
+    assert (plain.lowering, third.lowering) == ("eager", "aot_eager")
 
 
 @pytest.mark.exhaustive
 def test_a_float16_policy_trains_with_a_scaler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main([*_QUICK, "--policy", "cpu-float16", "--picture", str(tmp_path / "p.svg")]) == 0
     printed = capsys.readouterr().out
-    (scale,), (skipped,) = _cells(printed, "loss scale at the end"), _cells(printed, "skipped steps")
-    assert float(scale) == 2.0 ** (16 - int(skipped))
+    scales, skipped = _cells(printed, "loss scale at the end"), _cells(printed, "skipped steps")
+    assert [float(scale) for scale in scales] == [2.0 ** (16 - int(count)) for count in skipped] and len(scales) == 2
     assert float(_cells(printed, "loss gap, mean of all steps")[0].split()[0]) < 0.1
 
 
@@ -73,8 +140,8 @@ def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.Capt
     policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n')
     assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
     printed = capsys.readouterr().out
-    assert _cells(printed, "loss gap, mean of all steps") == ["0.0000 (0.00%)"]
-    assert "Nothing was cast" in printed
+    assert _cells(printed, "loss gap, mean of all steps")[0] == "0.0000 (0.00%)"
+    assert printed.splitlines()[-1].startswith("Nothing was cast")
 
 
 def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
@@ -82,13 +149,16 @@ def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
 ) -> None:
     policy, optimizers = tmp_path / "state.toml", []
     policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "8bit"\n')
-    real = demo.compile_optimizer
+    real = policy_step.compile_optimizer
     monkeypatch.setattr(
-        demo, "compile_optimizer", lambda *args, **named: optimizers.append(real(*args, **named)) or optimizers[0]
+        policy_step,
+        "compile_optimizer",
+        lambda *args, **named: optimizers.append(real(*args, **named)) or optimizers[-1],
     )
-    assert demo.main([*_QUICK, "--policy", str(policy), "--picture", str(tmp_path / "p.svg")]) == 0
-    assert "optimizer of fxamp's column: state 8bit, rounding nearest, weights as-is\n" in capsys.readouterr().err
-    (optimizer,) = optimizers
+    line = [*_QUICK, "--policy", str(policy), "--policy-optimizer", "--picture", str(tmp_path / "p.svg")]
+    assert demo.main(line) == 0
+    assert "optimizer of fxamp: state 8bit, rounding nearest, weights as-is\n" in capsys.readouterr().err
+    optimizer, _ = optimizers
     values = [value for entry in optimizer.state.values() for value in entry.values() if value.dim()]
     assert values and all(type(value) is PackedTensor for value in values)
 
@@ -108,7 +178,7 @@ def test_one_process_of_torchrun_trains_as_a_process_alone(
 ) -> None:
     for name, value in _TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    settings, text = replace(demo._SETTINGS["cpu"][0], steps=2, device=device), standard_library()
+    settings, text = replace(TINY, steps=2, device=device), standard_library()
 
     def trained(ranks: Ranks) -> TrainingResult:
         torch._dynamo.reset()
@@ -130,19 +200,20 @@ def test_one_process_of_torchrun_trains_as_a_process_alone(
 def test_two_processes_of_torchrun_train_as_one(
     kind: str, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny, policy = demo._SETTINGS["cpu"][0], f"{device}-bfloat16"
-    monkeypatch.setitem(demo._SETTINGS, device, (replace(tiny, device=device), policy))
+    policy = f"{device}-bfloat16"
+    monkeypatch.setitem(demo._USUAL, "GPU", (replace(TINY, device="cuda"), 1))
     program = tmp_path / "tiny.py"
     program.write_text(
         "from dataclasses import replace\nfrom fxamp.tools.demo import command as demo\n"
-        "settings, _ = demo._SETTINGS['cpu']\n"
-        "tiny = replace(settings, size=replace(settings.size, layers=1, width=16, length=16), batch=2)\n"
-        f"demo._SETTINGS[{device!r}] = replace(tiny, device={device!r}), {policy!r}\nraise SystemExit(demo.main())\n"
+        "settings, _ = demo._USUAL['plain CPU']\n"
+        "tiny = replace(settings, size=replace(settings.size, layers=1, heads=2, width=16, length=16), batch=2)\n"
+        f"demo._USUAL.update(dict.fromkeys(demo._USUAL, (replace(tiny, device={device!r}), 1)))\n"
+        "raise SystemExit(demo.main())\n"
     )
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
     root = Path(demo.__file__).parents[3]
     finished = subprocess.run(
-        [*start, *_QUICK, "--device", device, "--picture", str(tmp_path / "two.svg"), f"--{kind}"],
+        [*start, *_QUICK, "--device", device, "--policy", policy, "--picture", str(tmp_path / "two.svg"), f"--{kind}"],
         env=os.environ | {"PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -150,7 +221,7 @@ def test_two_processes_of_torchrun_train_as_one(
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count(f"processes: 2 ({kind})") == 1, "one process of the two reports"
-    assert demo.main([*_QUICK, "--device", device, "--picture", str(tmp_path / "one.svg")]) == 0
+    assert demo.main([*_QUICK, "--device", device, "--policy", policy, "--picture", str(tmp_path / "one.svg")]) == 0
     one = capsys.readouterr().out
     for row in ("first loss", "last loss, mean of 10 steps", "loss on held-out text"):
         # Printed with four digits: sums in another order move the last one.
@@ -224,15 +295,15 @@ def test_ctrl_c_prints_what_was_trained_and_writes_no_picture(
 ) -> None:
     from fxamp.tools.demo import train
 
-    steps, step = [], train._step
+    steps, finish = [], train._finish
 
-    def third(*arguments: Any) -> torch.Tensor:
+    def third(*arguments: Any) -> None:
         steps.append(1)
-        if len(steps) == 7:  # four of float32, then two of fxamp
+        if len(steps) == 8:  # four of float32 and one for its memory, then two of fxamp
             raise KeyboardInterrupt
-        return step(*arguments)
+        finish(*arguments)
 
-    monkeypatch.setattr(train, "_step", third)
+    monkeypatch.setattr(train, "_finish", third)
     assert demo.main([*_QUICK, "--picture", str(tmp_path / "loss.svg")]) == 130
     printed, messages = capsys.readouterr()
     assert printed.startswith("float32: 4 steps, loss ") and "\nfxamp: 2 steps, loss " in printed

@@ -46,8 +46,6 @@ def _of_table(workload: Workload) -> Program:
     model = MODELS[workload.model]
     with torch.device("meta"):
         module, batch = model.build(**workload.sizes).train(), model.batch(**workload.sizes)
-    if "loss_type" in vars(module) and module.loss_type is None:
-        module.loss_type = "ForCausalLM"  # as it is; else transformers logs so, which breaks the graph before the loss
     return Program(module, (), batch)
 
 

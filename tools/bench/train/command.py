@@ -43,6 +43,12 @@ def parser(prog: str) -> Parser:
         metavar="P",
         help="a contender more: fxamp under this policy, a name or a file; may be repeated",
     )
+    add(
+        "--policy-optimizer",
+        action="store_true",
+        help="step as the policies' [optimizer] tables say (else torch's step)",
+    )
+    add("--all-results", action="store_true", help="all results leave the model, as logits, not the loss alone")
     add("--contenders", type=some_of(*CONTENDERS), help=f"of {','.join(CONTENDERS)} (default: all that suit, no fp8)")
     add("--baseline", help="the contender that ratios are taken to (default: the best other way on the device)")
     add("--steps", type=positive, help="measured steps of a contender in a round (default 10; 2 for small)")
@@ -87,7 +93,7 @@ def experiment_of(options: argparse.Namespace, model: str) -> Experiment:
     usual = "full" if options.device == "cuda" else "small" if native_bfloat16("cpu") else "tiny"
     size, changed = options.size or usual, dict(options.set or ())
     sizes(model, size, changed)
-    fields = ("device", "starts", "seed", "lowering", "optimizer", "max_norm")
+    fields = ("device", "starts", "seed", "lowering", "optimizer", "policy_optimizer", "all_results", "max_norm")
     steps, rounds = _AMOUNTS[size]
     return Experiment(
         model,

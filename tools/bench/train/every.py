@@ -14,6 +14,9 @@ from fxamp.tools.common.interrupt import so_far
 #: The policies of the table, after the name of the device and the dtype.
 KINDS = ("", "-fast", "-lean", "-leanest")
 
+#: What a cell says of a step beside its time.
+_NUMBERS = ("memory_step", "gradient_error")
+
 
 def report_every(
     options: argparse.Namespace,
@@ -24,7 +27,7 @@ def report_every(
 
     Raises OptionError for options that name one model or other contenders.
     """
-    from fxamp.tools.bench.models import EVERY, require
+    from fxamp.tools.bench.models import EVERY
     from fxamp.tools.bench.train.measure import compare
 
     for option in ("model", "set", "contenders", "baseline", "chart"):
@@ -35,8 +38,6 @@ def report_every(
     dtype = "bfloat16" if options.dtype in (None, "auto") else options.dtype
     options.policy = options.policy or [f"{options.device}-{dtype}{kind}" for kind in KINDS]
     experiments = [experiment_of(options, model) for model in EVERY]
-    for model in EVERY:
-        require(model)
     done: list[Comparison] = []
     with so_far(lambda: summary(done) if done else ""):
         for experiment in experiments:
@@ -73,16 +74,11 @@ def _cell(comparison: Comparison, contender: Measured) -> str:
     if contender.failed or time is None:
         return "failed"
     if contender.name == comparison.baseline:
-        base = comparison.step(contender), value_of(contender, "memory_step"), value_of(contender, "gradient_error")
-        seconds, memory, error = base
-        shown = (f"{1e3 * seconds:.0f} ms", *(MISSING if memory is None else size(memory),), _scientific(error))
-        return " / ".join(shown)
-    ratios = (time.spread.median, *(comparison.ratio(contender, name) for name in ("memory_step", "gradient_error")))
+        memory, error = (value_of(contender, name) for name in _NUMBERS)
+        shown = (MISSING if memory is None else size(memory), MISSING if error is None else f"{error:.1e}")
+        return " / ".join((f"{1e3 * comparison.step(contender):.0f} ms", *shown))
+    ratios = (time.spread.median, *(comparison.ratio(contender, name) for name in _NUMBERS))
     return " / ".join(MISSING if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-
-
-def _scientific(error: float | None) -> str:
-    return MISSING if error is None else f"{error:.1e}"
 
 
 def _about(done: Sequence[Comparison]) -> str:

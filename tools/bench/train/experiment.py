@@ -37,8 +37,9 @@ class Experiment:
     these in each of ``starts`` processes of a contender. ``seed`` seeds weights and batches; ``threads`` are CPU
     threads.
     ``lowering`` is that of the compiled contenders. ``optimizer`` is a name of :data:`OPTIMIZERS`;
-    ``max_norm`` is the norm that gradients are clipped to, or None. ``changed`` holds dimensions of the model that are
-    not those of ``size``.
+    ``policy_optimizer``: whether a policy's ``[optimizer]`` table is in use, by a compiled step. ``all_results``:
+    whether all results of the model leave it, not the loss alone. ``max_norm`` is the norm that gradients are clipped
+    to, or None. ``changed`` holds dimensions of the model that are not those of ``size``.
     """
 
     model: str
@@ -53,6 +54,8 @@ class Experiment:
     threads: int = 1
     lowering: str = "inductor"
     optimizer: str = "AdamW"
+    policy_optimizer: bool = False
+    all_results: bool = False
     max_norm: float | None = None
     changed: Mapping[str, int] = field(default_factory=dict)
 

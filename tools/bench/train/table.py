@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from fxamp.tools.bench.report import Report, drawn
 from fxamp.tools.bench.train.result import Comparison, Measured, value_of
 from fxamp.tools.common.interrupt import SoFar
+from fxamp.tools.common.machine import QUIET
 
 _Cell = Callable[[Comparison, Measured], str]
 MISSING = "-"
-
-#: A machine whose load was more than this before the first start had something else to do.
-_QUIET = 0.7
 
 
 def table(comparison: Comparison, markdown: bool = False) -> str:
@@ -90,7 +88,7 @@ def _about_time(comparison: Comparison) -> str:
 def busy(comparison: Comparison) -> list[str]:
     """Return a note on the machine's load if it had other work."""
     before = float(comparison.machine.get("load", 0))
-    return [f"The machine was busy: its load was {before:.1f} before the first start."] if before > _QUIET else []
+    return [f"The machine was busy: its load was {before:.1f} before the first start."] if before > QUIET else []
 
 
 def _time_ratio(comparison: Comparison, contender: Measured) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fxamp.policy import Policy
 from fxamp.reports.report import Report, report
 from fxamp.scaler import GradScaler
-from fxamp.tools.bench.models import Batch, build
+from fxamp.tools.bench.models import Batch, LossAlone, build
 from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Experiment
 from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao, fp8_policy
 from fxamp.tools.common.policy_step import optimizer_precision, stepped_by_policy
@@ -28,7 +28,7 @@ class Training:
         module, batches = build(experiment.model, experiment.size, experiment.seed, BATCHES, experiment.changed)
         self.experiment = experiment
         self.contender = contender
-        self.module = module.to(experiment.device)
+        self.module = (module if experiment.all_results else LossAlone(module)).to(experiment.device)
         if contender.by_torchao:
             self.module = convert_by_torchao(self.module, contender, experiment.device)
         self.batches = [{name: value.to(experiment.device) for name, value in batch.items()} for batch in batches]
@@ -89,7 +89,10 @@ class Training:
     @property
     def notes(self) -> list[str]:
         """What a reader of the numbers must know."""
-        return []
+        policy = self.contender.policy
+        if not policy or self.experiment.policy_optimizer or optimizer_precision(policy) is None:
+            return []
+        return ["torch's optimizer; --policy-optimizer keeps its state as the policy's [optimizer] table says."]
 
     def _clip(self, max_norm: float) -> None:
         if isinstance(self.scaler, GradScaler):
@@ -114,8 +117,8 @@ def loss_of(model: Any, batch: Batch) -> Tensor:
 
 
 def _optimizer(module: torch.nn.Module, experiment: Experiment, contender: Contender) -> torch.optim.Optimizer:
-    """Return the optimizer, compiled where the contender's policy says how its state is kept."""
-    if contender.policy and optimizer_precision(contender.policy) is not None:
+    """Return the optimizer, compiled where the experiment heeds policies and the contender's says how state is kept."""
+    if experiment.policy_optimizer and contender.policy and optimizer_precision(contender.policy) is not None:
         return stepped_by_policy(make_optimizer(module, experiment), contender.policy, experiment.lowering)
     fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
     return make_optimizer(module, experiment, **fused)
