@@ -104,7 +104,7 @@ def _ruled(
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
     if rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
-    return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost)
+    return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)
 
 
 def rule_on(node: Node, context: CastContext) -> Ruling:

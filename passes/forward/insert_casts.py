@@ -5,7 +5,7 @@
 2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
    for values that need no gradient, and for float32 leaves that need one. Other values are cast once per use, and twice
    for an op that reads one twice, so that their gradients are summed in float32. AOTAutograd merges such casts in the
-   forward. ``torch.library.register_autocast`` has no cache.
+   forward. ``torch.library.register_autocast`` has no cache, nor has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, nor between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
@@ -149,7 +149,7 @@ class _Rewriter:
         edit = Edit()
         if choice is not None and choice.rule is not None and choice.lower is not None:
             edit = edit_for(choice.rule, node, choice.lower, self._context)
-            self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.rule.id != REGISTERED_ID)
+            self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.cached and choice.rule.id != REGISTERED_ID)
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):

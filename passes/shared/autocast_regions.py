@@ -1,7 +1,7 @@
 """Autocast regions inside a program: the autocast state at each node."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import GraphModule, Node
@@ -20,17 +20,18 @@ class AutocastRegion:
     """The autocast state at a point of the program; a dtype, or None if autocast is off.
 
     ``lower`` is the state under the policy, ``captured`` the state while the program was captured. ``inner`` is the
-    dtype of a region inside that names none.
+    dtype of a region inside that names none. ``cached``: autocast casts a weight once for all its uses.
     """
 
     lower: torch.dtype | None
     captured: torch.dtype | None
     inner: torch.dtype
+    cached: bool = True
 
     @property
     def disabled(self) -> "AutocastRegion":
         """Return the same region with autocast off."""
-        return AutocastRegion(None, None, self.inner)
+        return replace(self, lower=None, captured=None)
 
 
 def outermost(context: CastContext) -> AutocastRegion:
@@ -87,7 +88,7 @@ def concerns(mark: Node, context: CastContext) -> bool:
 def _entered(mark: Node, region: AutocastRegion, context: CastContext) -> AutocastRegion:
     if not concerns(mark, context):
         return region
-    device, dtype, enabled, _ = mark.args
+    device, dtype, enabled, caches = mark.args
     inner = dtype if isinstance(dtype, torch.dtype) else region.inner
     chosen = inner if enabled and casts_to(str(device), inner) else None
-    return AutocastRegion(chosen, chosen, inner)
+    return AutocastRegion(chosen, chosen, inner, region.cached if caches is None else bool(caches))

@@ -22,7 +22,7 @@ class Decision:
     the node's autocast region, None if autocast is off. ``reason`` says why, as text. ``overruled`` says why
     the rule was not applied as it is: for example, inputs were cast back because the op rejected them. ``lost`` are the
     matching rules that ``rule`` overrides, in their order. ``not_fp8`` says why a call that a rule for fp8 names stays
-    in 16 bits.
+    in 16 bits. ``cached``: all uses of a weight in the region share its cast.
     """
 
     rule: Rule | None
@@ -31,6 +31,7 @@ class Decision:
     overruled: str = ""
     lost: tuple[Rule, ...] = ()
     not_fp8: str = ""
+    cached: bool = True
 
 
 def decision(node: Node) -> Decision | None:

@@ -98,3 +98,16 @@ def test_a_region_with_another_dtype_inside_uses_no_stale_cast() -> None:
     graph = fxamp.rewrite(program, (leaf(2, 2), leaf(2, 2)), policy="cpu-bfloat16")
     half, brain = graph(leaf(2, 2), leaf(2, 2))
     assert (half.dtype, brain.dtype) == (torch.float16, torch.bfloat16)
+
+
+@each_once("lowering, around", ["eager", "aot_eager"], [False, True])
+def test_in_a_region_without_cache_each_use_of_a_weight_has_its_cast(lowering: str, around: bool) -> None:
+    """The gradients of the uses meet in float32; so they do in a region inside that does not ask for a cache."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            y = x @ w
+            with torch.autocast("cpu", torch.bfloat16):
+                return (y.float() + x) @ w + (y.float() * 1.7) @ w
+
+    assert_like_autocast(program, leaf(16, 16), leaf(16, 16), lowering=lowering, around=around)

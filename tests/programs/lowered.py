@@ -30,7 +30,7 @@ def unmarked(code: str) -> str:
 
 def marked(code: str, place: Place, lower: torch.dtype | None) -> str:
     """``code`` with the calls of :class:`Lowered` that it needs at ``place``; ``lower``: outside of all regions."""
-    special = place.body or (place.region and place.lower not in (None, lower))
+    special = place.cached and (place.body or (place.region and place.lower not in (None, lower)))
     code = _PART.sub(r"\1", code)
     return _MARK.sub(rf'lowered(\1, "\1", "{place.body}")', code) if special else unmarked(code)
 

@@ -15,13 +15,15 @@ from torch import Tensor
 class Place:
     """Where in the program a statement stands.
 
-    In an autocast region of the program's own (``region``) ``lower`` is its dtype, None where it is off. ``grad``:
-    whether gradients are on; ``inference``: whether it is a block of torch.inference_mode. ``body`` names the function
-    around it, ``outer`` the values in sight there that were made outside of it.
+    In an autocast region of the program's own (``region``) ``lower`` is its dtype, None where it is off; ``cached``:
+    whether autocast casts a leaf once there. ``grad``: whether gradients are on; ``inference``: whether it is a block
+    of torch.inference_mode. ``body`` names the function around it, ``outer`` the values in sight there that were made
+    outside of it.
     """
 
     region: bool = False
     lower: torch.dtype | None = None
+    cached: bool = True
     grad: bool = True
     inference: bool = False
     body: str = ""

@@ -29,6 +29,15 @@ def regions_in_a_row(d: Draft) -> None:
 
 
 @statement()
+def region_without_cache(d: Draft) -> None:
+    """Each use of a weight has a cast of its own, and regions inside follow."""
+    dtype = d.pick(_HALVES)
+    header = f'with torch.autocast("cpu", {dtype}, cache_enabled=False):'
+    with d.block(header, replace(d.place, region=True, lower=dtype, cached=False)):
+        d.statements(3)
+
+
+@statement()
 def region_of_another_device(d: Draft) -> None:
     """It says nothing here."""
     with d.block('with torch.autocast("xpu", torch.bfloat16):', d.place):
