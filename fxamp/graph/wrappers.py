@@ -34,8 +34,9 @@ def follows_input(node: Node) -> bool:
     """Whether ``node`` is no ATen op, and returns its input in that input's dtype.
 
     It reads ``Tensor.data``, creates a DTensor from a local tensor, or the reverse, or changes a DTensor's placements.
-    Dynamo records the latter as methods and as ``DTensor.from_local``. If it records functions of other names, the
-    calls are kept with their captured dtypes, like everything that fxamp does not know.
+    Dynamo records the latter as methods and as ``DTensor.from_local``; that of torch 2.11 as functions of its own that
+    call them, ``prim_to_local`` and ``prim from_local``. If it records functions of other names, the calls are kept
+    with their captured dtypes, like everything that fxamp does not know.
     """
     if is_data(node):
         return True
@@ -43,8 +44,10 @@ def follows_input(node: Node) -> bool:
         return node.target in _LAYOUT_CALLS
     if node.op != "call_function":
         return False
-    module = getattr(node.target, "__module__", None) or ""
-    return module.startswith("torch.distributed.tensor") and getattr(node.target, "__name__", "") in _LAYOUT_CALLS
+    module, name = getattr(node.target, "__module__", None) or "", getattr(node.target, "__name__", "")
+    if module.startswith("torch._dynamo.variables."):
+        return name.startswith("prim") and name[len("prim_") :] in _LAYOUT_CALLS
+    return module.startswith("torch.distributed.tensor") and name in _LAYOUT_CALLS
 
 
 def is_wrapper(value: object) -> TypeGuard[Tensor]:

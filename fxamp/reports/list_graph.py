@@ -134,7 +134,7 @@ def _function(target: Any) -> str:
         return f"torch.ops.{target.namespace}.{target._opname}.{target._overloadname}"
     if isinstance(target, HigherOrderOperator):
         return f"torch.ops.higher_order.{target._name}"
-    return _get_qualified_name(target).replace("_operator.", "operator.")
+    return _get_qualified_name(target).replace("_operator.", "operator.").replace(" ", "_")
 
 
 def _attribute(path: str) -> str:
