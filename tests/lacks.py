@@ -31,10 +31,10 @@ def _has_compiler() -> bool:
 needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="needs a C++ compiler: install the package g++")
 
 
-def _multiplies(dtype: torch.dtype) -> bool:
-    one = torch.ones(16, 16).to(dtype)
+def _multiplies(dtype: torch.dtype, rows: tuple[int, ...] = ()) -> bool:
+    one, scales = torch.ones(16, 16).to(dtype), torch.ones(rows)
     try:
-        torch._scaled_mm(one, one.t(), scale_a=torch.ones(()), scale_b=torch.ones(()), out_dtype=torch.bfloat16)
+        torch._scaled_mm(one, one.t(), scale_a=scales, scale_b=scales.t(), out_dtype=torch.bfloat16)
     except RuntimeError:
         return False
     return True
@@ -45,7 +45,14 @@ needs_fnuz_products = pytest.mark.skipif(
     not _multiplies(torch.float8_e4m3fnuz), reason="this CPU has no products in AMD's fnuz formats"
 )
 
-#: torch 2.12 and newer.
+needs_rowwise_products = pytest.mark.skipif(
+    not _multiplies(torch.float8_e4m3fn, (16, 1)), reason="this torch has no products with a scale for each row on CPUs"
+)
+#: torch 2.13 and newer.
 needs_chunked_loss = pytest.mark.skipif(
     not hasattr(F, "linear_cross_entropy"), reason="this torch has no chunked loss of its own"
+)
+needs_scaled_adagrad = pytest.mark.skipif(
+    not hasattr(torch.optim.Adagrad([torch.zeros(1)], fused=True), "_step_supports_amp_scaling"),
+    reason="Adagrad of this torch unscales no gradients",
 )

@@ -5,10 +5,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
-from lacks import needs_fnuz_products
+from lacks import needs_fnuz_products, needs_rowwise_products
 from torch import nn
 
 from fxamp.capture.autocast_state import autocast_state
@@ -21,8 +22,16 @@ RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 FNUZ = tuple(f"{recipe}_fnuz" for recipe in RECIPES)
 """The same in the formats in which torchao computes on an MI300X."""
 
-MULTIPLIED = (*RECIPES, *(pytest.param(recipe, marks=needs_fnuz_products) for recipe in FNUZ))
-"""All of them as parameters of tests that multiply."""
+
+def multiplied(*recipes: str) -> list[Any]:
+    """``recipes`` as parameters of tests that multiply."""
+    rowwise = {True: [needs_rowwise_products], False: []}
+    fnuz = {True: [needs_fnuz_products], False: []}
+    return [pytest.param(name, marks=rowwise["rowwise" in name] + fnuz[name in FNUZ]) for name in recipes]
+
+
+MULTIPLIED = multiplied(*RECIPES, *FNUZ)
+
 
 _IN_FNUZ = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}
 

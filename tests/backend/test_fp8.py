@@ -16,7 +16,7 @@ from small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted
+from torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted, multiplied
 from transformers.pytorch_utils import Conv1D
 
 import fxamp
@@ -221,7 +221,7 @@ class Block(nn.Module):
         return x.float().square().mean()
 
 
-@pytest.mark.parametrize("recipe", exhaustive([*RECIPES, *MXFP8], always=["rowwise"]))
+@pytest.mark.parametrize("recipe", exhaustive([*multiplied(*RECIPES), *MXFP8], always=["rowwise"]))
 def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     """pytorch #150859: scales of rows, computed again, must not differ."""
     torch.manual_seed(0)
@@ -262,7 +262,7 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     assert same(results, gradients(anew, anew, shorter)) == []
 
 
-@pytest.mark.parametrize("recipe", exhaustive(["tensorwise", "rowwise", "floor"], always=["tensorwise"]))
+@pytest.mark.parametrize("recipe", exhaustive(multiplied("tensorwise", "rowwise", "floor"), always=["tensorwise"]))
 def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from exhaustive import exhaustive
+from lacks import needs_chunked_loss
 from oracle.public_agreement import accepted, disagreements, policy_for
 from oracle.public_gaps import ACCEPTED
 from oracle.public_ops import calls
@@ -60,6 +61,7 @@ def test_upsampling_of_16_bit_values_runs_in_float32(device: str) -> None:
     assert not [call.title for call in upsampling for _ in disagreements(call, policy_for(device))]
 
 
+@needs_chunked_loss
 def test_an_op_of_another_library_gets_the_mixture_that_it_was_captured_with() -> None:
     """Its Python code asked autocast for the dtype to compute in, and handed that on."""
     custom = list(calls(names=["nn.functional.linear_cross_entropy"]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import frexp
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fxamp.kernels.products import float4
@@ -25,6 +25,8 @@ from fxamp.policy import PACKED, ROW, TENSOR, Quantization
 
 #: The smallest absolute value that a scale is computed from; torchao uses the same.
 _SMALLEST = 1e-12
+
+_CASTS_SATURATE = bool(torch.tensor(1e3).to(torch.float8_e4m3fn).float().isfinite())
 
 TILE = 128, 4
 """Rows and blocks whose scales GPUs read together."""
@@ -104,7 +106,8 @@ def scaled(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
 
     Float32 scales and "rceil" need no clamp: what exceeds the largest of the dtype by rounding alone is rounded back to
     it. A clamp would cost time, and beside one as Inductor writes it Triton miscompiles transposed stores of 8 bits
-    (triton #11111). So GPUs have none for "floor" either: Triton's casts saturate.
+    (triton #11111). So what is traced for a GPU has none for "floor" either: Triton's casts saturate. Those of torch
+    itself do so since 2.13.
     """
     if not isinstance(form.block, int):
         return matrix.float() * scale.values
@@ -113,10 +116,15 @@ def scaled(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
     else:
         factor = ((254 - scale.values.int()).clamp(min=0) << 23).view(torch.float32)
     blocks = _blocks(matrix, form).float() * factor.unsqueeze(-1)
-    if form.scale_rounding == "floor" and emulates(matrix.device):
+    if form.scale_rounding == "floor" and (emulates(matrix.device) or _casts_to_nan(matrix)):
         limit = torch.finfo(_dtype(form)).max
         blocks = blocks.clamp(-limit, limit)
     return blocks.flatten(-2)
+
+
+def _casts_to_nan(matrix: Tensor) -> bool:
+    """Whether torch itself casts ``matrix``, and makes NaN of what 8 bits do not reach."""
+    return not _CASTS_SATURATE and type(matrix) in (Tensor, nn.Parameter)
 
 
 def _dtype(form: Quantization) -> torch.dtype:

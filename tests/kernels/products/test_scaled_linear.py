@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from gpu_layouts import GpuLayouts
+from lacks import needs_rowwise_products
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8
+from torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8, multiplied
 
 from fxamp.kernels.products import scaled_linear as product
 from fxamp.kernels.products.quantize import quantize, scale_of
@@ -80,7 +81,7 @@ def column_major(value: Tensor) -> Tensor:
     return value.detach().t().contiguous().t().requires_grad_()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", multiplied(*RECIPES))
 @pytest.mark.parametrize("rows", [1, 7, 16, 33])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpus_accept_every_layout(recipe: str, rows: int, dtype: torch.dtype) -> None:
@@ -145,7 +146,7 @@ def test_zeros_give_zeros(recipe: str) -> None:
     assert nothing.grad is not None and not nothing.grad.any()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", multiplied(*RECIPES))
 @pytest.mark.parametrize("size", [2.0**-120, 2.0**-20, 1.0, 2.0**100])
 def test_scales_follow_the_size_of_the_values(recipe: str, size: float) -> None:
     """A power of two changes no digit, until what is scaled is smaller than any value that is told from zero."""
@@ -154,6 +155,7 @@ def test_scales_follow_the_size_of_the_values(recipe: str, size: float) -> None:
     assert torch.equal(product, same * size) or (size < 1e-30 and not product.isnan().any())
 
 
+@needs_rowwise_products
 def test_gradients_are_made_for_what_needs_them_alone() -> None:
     x, weight = leaves(16, 32, 48)
     scaled(x.detach(), weight, "rowwise").sum().backward()
@@ -170,7 +172,7 @@ def test_a_second_derivative_is_refused(recipe: str) -> None:
         first.sum().backward()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", multiplied(*RECIPES))
 def test_no_copies_of_weights_in_8_bits_are_kept(recipe: str) -> None:
     x, weight = leaves(16, 32, 48)
     graphs: list[torch.fx.GraphModule] = []
@@ -213,7 +215,7 @@ def ratio(exact: Tensor, value: Tensor | None) -> float:
     return -20 * math.log10(error(value, exact))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", multiplied(*RECIPES))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_noise_is_below_the_limits_of_torchaos_own_tests(recipe: str, dtype: torch.dtype) -> None:
     """At least 18 decibels of the output, and 17 of the weight's gradient (torchao, test/float8/test_base.py)."""

@@ -121,7 +121,7 @@ WHOLE = {
     "stands tanh": Head(torch.tanh),
     "stands t": Head(lambda logits: logits.t().contiguous().t()),
     "rounds or moves": Head(lambda logits: logits.to(torch.float16).float()),
-    "makes them float64": Head(Tensor.double),
+    "makes them float64": Head(lambda logits: logits.double()),
     "logits are float64": Head().double(),
     "the program writes to": Written(),
     "gradients are off": Unwatched(),
