@@ -112,7 +112,6 @@ HERE = {
     "torch._inductor.lowering.lowerings": ">=2.11",
     "torch._inductor.lowering.needs_realized_inputs": ">=2.11",
     "torch._inductor.memory.compute_memory_timeline": ">=2.11",
-    "torch._inductor.memory.estimate_peak_memory": ">=2.11",
     "torch._inductor.memory.prepare_planning_info": ">=2.11",
     "torch._inductor.output_code.OutputCode": ">=2.11",
     "torch._inductor.scheduler.SchedulerNode": ">=2.11",

@@ -7,7 +7,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.exc import InvalidCxxCompiler
 from torch._inductor.graph import GraphLowering
-from torch._inductor.memory import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
+from torch._inductor.memory import compute_memory_timeline, prepare_planning_info
 from torch._inductor.output_code import OutputCode
 from torch._inductor.utils import BoxedBool
 from torch.utils import _triton

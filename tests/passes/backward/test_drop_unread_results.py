@@ -31,7 +31,8 @@ def loss_and_logits(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def chain(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     hidden = x.tanh()
-    return hidden.t() @ w, (hidden - w).unsqueeze(0), (hidden * 2 - w).half(), hidden[1:].select(0, 0).expand(2, 4)
+    rows = hidden[1:].select(0, 0).expand(2, 4).clone()
+    return hidden.t() @ w, (hidden - w).unsqueeze(0), (hidden * 2 - w).half(), rows
 
 
 def broadcast(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -192,7 +192,8 @@ def test_peak_is_at_the_end_of_the_backward(counted: dict[str, Count]) -> None:
 def test_what_is_in_use_at_the_peak_is_known_by_hand(counted: dict[str, Count]) -> None:
     """All gradients, and of the rows that in 16 bits, from which the kernel makes the table's gradient."""
     peak = counted["torch"].peak
-    assert [(b.bytes, b.dtype, b.shape, b.kind, b.stage) for b in peak.buffers] == [
+    shapes = [tuple(size for size in b.shape if size > 1) for b in peak.buffers]  # torch 2.12 sums with an axis of 1
+    assert [(b.bytes, b.dtype, shape, b.kind, b.stage) for b, shape in zip(peak.buffers, shapes, strict=True)] == [
         (4 * TABLE, "float32", (5000, 128), "gradient", "backward"),
         (2 * ROWS, "float16", (64, 128), "temporary", "backward"),
         (4 * WEIGHT, "float32", (32, 128), "gradient", "backward"),

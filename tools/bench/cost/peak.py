@@ -5,6 +5,7 @@ is Inductor's own, without what it takes for memory but a fused kernel keeps in 
 it reads last counts both.
 """
 
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata
 from fxamp.torch_private.parts.fx import OrderedSet
-from fxamp.torch_private.parts.inductor import compute_memory_timeline, estimate_peak_memory, prepare_planning_info
+from fxamp.torch_private.parts.inductor import compute_memory_timeline, prepare_planning_info
 
 prims = torch.ops.prims
 
@@ -30,16 +31,16 @@ def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
     """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
     nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
     inputs = _kept_inputs(graph, outputs)
-    most, in_use = estimate_peak_memory(nodes, inputs, outputs)
-    moment = max(range(len(nodes)), key=in_use.__getitem__, default=0)
     lifetimes, *_ = compute_memory_timeline(nodes, inputs, outputs)
+    in_use = _bytes_in_use(lifetimes, len(nodes))
+    moment = max(range(len(nodes)), key=in_use.__getitem__, default=0)
     describe = _Descriptions(graph, stage)
     buffers = [describe.buffer(lifetime) for lifetime in _in_use(lifetimes, moment)]
     buffers += [Buffer(v.bytes, v.dtype, v.shape, "kept", "forward", v.op, v.module, v.source) for v in waiting]
     ops, module, source = describe.kernel(nodes[moment]) if nodes else ("", "", "")
     others = sum(value.bytes for value in waiting)
     largest_first = tuple(sorted(buffers, key=lambda buffer: -buffer.bytes))
-    return Peak(int(most) + others, stage, moment + 1, len(nodes), ops, module, source, largest_first)
+    return Peak(max(in_use) + others, stage, moment + 1, len(nodes), ops, module, source, largest_first)
 
 
 def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:
@@ -76,6 +77,19 @@ def _on_host(buffer: Any) -> bool:
     results = [reader for reader in readers if type(reader).__name__ == "MultiOutput"]
     devices = [value.get_device() for value in results or [buffer.node]]
     return all(device is not None and device.type == "cpu" for device in devices)
+
+
+def _bytes_in_use(lifetimes: Sequence[Lifetime], steps: int) -> list[int]:
+    """Return the bytes in use at each step of the schedule, and after the last one.
+
+    ``estimate_peak_memory`` of torch before 2.13 frees results before the first step.
+    """
+    changes = [0] * (steps + 2)
+    for lifetime in lifetimes:
+        changes[lifetime.start_step] += int(lifetime.size_alloc)
+        if lifetime.end_step != -1:
+            changes[lifetime.end_step + 1] -= int(lifetime.size_free)
+    return list(itertools.accumulate(changes[: steps + 1]))
 
 
 def _in_use(lifetimes: Sequence[Lifetime], moment: int) -> Iterator[Lifetime]:
