@@ -54,7 +54,7 @@ def _limit_reached() -> RecompileLimit | None:
 
     frame = compiling_frame()
     known = {} if frame is None else frame.f_locals
-    if config.fail_on_recompile_limit_hit or known.get("one_graph") or not {"cache_size", "compile_id"} <= known.keys():
+    if config.fail_on_recompile_limit_hit or known.get("one_graph") or not {"cache_size", "compile_id"} <= set(known):
         return None
     exceeded, setting = exceeds_recompile_limit(known["cache_size"], known["compile_id"])
     if not exceeded:
