@@ -26,6 +26,12 @@ def copy_across_(target: Tensor, source: Tensor) -> None:
     target.copy_(source, non_blocking=target.device.type != "cpu")
 
 
+def known(flag: Tensor) -> bool | None:
+    """Return whether a flag is set, if the host knows that without waiting, which is so on the CPU; else None."""
+    # Not by ``item``: tools that count the ops that wait would count it.
+    return bool(flag.numpy()) if flag.device.type == "cpu" else None
+
+
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Make ``device`` the current one in a block if it is a CUDA device.
 

@@ -95,7 +95,9 @@ class UnreadResults(Participant):
                 return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
 
         def run(args: list[Any]) -> Any:
-            absent = frozenset(at for at in positions if args[at] is None)
+            absent = frozenset([at for at in positions if args[at] is None])
+            if not absent and absent in variants:
+                return variants[absent](args)
             with lock:
                 if absent not in variants and len(variants) >= MOST:
                     for at in absent:

@@ -5,6 +5,7 @@ The kernels sort the gradients by dtype.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -14,25 +15,80 @@ from torch import Tensor
 from fxamp.optim.shards import WHOLE, Spread, all_plain, local, settle_gradient, spread_of
 from fxamp.torch_devices import moved
 
+_grad, _device, _dtype, _layout = map(attrgetter, ("grad", "device", "dtype", "layout"))
+
+
+class Gradients:
+    """An optimizer's gradients at one moment: read once for all that a call of the scaler asks of them.
+
+    Attributes:
+        parameters: those that have a gradient.
+        gradients: theirs, in the same order.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+
+    def __init__(self, every: Sequence[Tensor]) -> None:
+        """``every``: all of the optimizer's parameters."""
+        gradients = list(map(_grad, every))
+        self.gradients = [gradient for gradient in gradients if gradient is not None]
+        if len(self.gradients) == len(every):
+            self.parameters = list(every)
+        else:
+            pairs = zip(every, gradients, strict=True)
+            self.parameters = [parameter for parameter, gradient in pairs if gradient is not None]
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether all are plain dense tensors, and the parameters plain tensors: the usual case."""
+        strided = {torch.strided}.issuperset(map(_layout, self.gradients))
+        return strided and all_plain(self.parameters) and all_plain(self.gradients)
+
+    @cached_property
+    def devices(self) -> set[torch.device]:
+        """The parameters' devices."""
+        return set(map(_device, self.parameters))
+
+    @cached_property
+    def dtypes(self) -> set[torch.dtype]:
+        """The gradients' dtypes."""
+        return set(map(_dtype, self.gradients))
+
+    def groups(self) -> "list[GradientGroup]":
+        """Return them in groups, as :func:`group_gradients` does."""
+        if self.plain and len(self.devices) == 1:
+            return [GradientGroup(next(iter(self.devices)), WHOLE, self.parameters, self.gradients, plain=True)]
+        return group_gradients(self.parameters)
+
 
 @dataclass(frozen=True)
 class GradientGroup:
     """The gradients on one device, checked in one call, and the parameters they belong to.
 
     ``spread``: how they are split between ranks, where the groups are made so that their squares can be summed.
+    ``plain``: whether the gradients are known to be the parameters' own, as they are in ``.grad``.
     """
 
     device: torch.device
     spread: Spread = WHOLE
     parameters: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
+    plain: bool = False
+
+    def as_they_are(self) -> Sequence[Tensor | None]:
+        """Return what is in ``.grad`` of each parameter, or None if that is no plain dense tensor."""
+        if self.plain:
+            return self.gradients
+        stored = (parameter.grad for parameter in self.parameters)
+        return [own if type(own) is Tensor and own.layout is torch.strided else None for own in stored]
 
     def part(self, places: Sequence[int]) -> "GradientGroup":
         """Return the members at ``places``."""
         if len(places) == len(self.gradients):
             return self
         parameters, gradients = ([members[at] for at in places] for members in (self.parameters, self.gradients))
-        return GradientGroup(self.device, self.spread, parameters, gradients)
+        return GradientGroup(self.device, self.spread, parameters, gradients, self.plain)
 
 
 def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> list[GradientGroup]:
@@ -43,11 +99,6 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
     coalesced first, and the result replaces it: summing the values of one index is where scaled float16 overflows, so
     the check must see the sums.
     """
-    parameters = list(parameters)
-    gradients = list(map(attrgetter("grad"), parameters))
-    devices = set(map(attrgetter("device"), parameters))
-    if len(devices) == 1 and stored_as_they_are(parameters, gradients):
-        return [GradientGroup(devices.pop(), WHOLE, parameters, gradients)]
     groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
         gradient = settle_gradient(parameter) if by_spread else parameter.grad
@@ -66,16 +117,9 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
     return list(groups.values())
 
 
-def stored_as_they_are(parameters: Sequence[Tensor], gradients: Sequence[Any]) -> bool:
-    """Whether each parameter has a gradient, and all are plain dense tensors: the usual case, decided fast."""
-    if not all_plain(parameters) or not all_plain(gradients):
-        return False
-    return {torch.strided}.issuperset(map(attrgetter("layout"), gradients))
-
-
-def multiply_(parameters: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply the parameters' gradients by ``factor`` in place, in one foreach op for each device and dtype."""
-    for group in group_gradients(parameters):
+def multiply_(gradients: Gradients, factor: Tensor) -> None:
+    """Multiply the gradients by ``factor`` in place, in one foreach op for each device and dtype."""
+    for group in gradients.groups():
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for gradient in group.gradients:
             by_dtype.setdefault(gradient.dtype, []).append(gradient)

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.gradient_request import ScaleRule
+from fxamp.kernels.scale_update import update_by_rule_
 from fxamp.torch_dtypes import widest_float
 
-Owner = Tensor | weakref.ReferenceType[Tensor] | None
+Owner = weakref.ReferenceType[Tensor] | None
 """The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
 
 
@@ -87,11 +88,9 @@ def adapt_scale_(
     Raises:
         AssertionError: no optimizer's gradients were checked.
     """
-    from fxamp.kernels import update_scale_
-
     if not flags:
         raise AssertionError("No inf checks were recorded prior to update.")
-    update_scale_(scale, tracker, reduce(torch.add, flags), *rule)
+    update_by_rule_(scale, tracker, reduce(torch.add, flags), rule)
 
 
 def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:

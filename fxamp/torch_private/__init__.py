@@ -18,6 +18,7 @@ from fxamp.torch_private.aot import (
     kept_exactly,
     running_metadata,
     subclass_metadata,
+    traced_tangents,
 )
 from fxamp.torch_private.autograd import (
     Node,
@@ -27,6 +28,7 @@ from fxamp.torch_private.autograd import (
     function_of,
     gradient_dtypes,
     inlines_saved_tensors_hooks,
+    inner_nodes,
     is_leaf,
     keeps_graph,
     running_backward,

@@ -1,6 +1,6 @@
 """AOTAutograd: the metadata of its graphs, and what their backwards keep."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -46,6 +46,12 @@ def current_metadata() -> Any:
     """
     context = TracingContext.try_get()
     return None if context is None else context.fw_metadata
+
+
+def traced_tangents(metadata: Any) -> Sequence[Any]:
+    """Return the tangents that AOTAutograd traced a graph with, of :func:`current_metadata`. Breaks loudly."""
+    tangents: Sequence[Any] = metadata.traced_tangents
+    return tangents
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The autograd graph: its nodes, and the backward that is running."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -29,9 +29,17 @@ def keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+_Accumulation = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+
 def is_leaf(node: Node) -> bool:
     """Whether ``node`` accumulates into the ``.grad`` of a tensor. Breaks loudly."""
-    return isinstance(node, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
+    return isinstance(node, _Accumulation)
+
+
+def inner_nodes(edges: Sequence[tuple[Node, int]]) -> list[Node]:
+    """Return the nodes of a node's ``next_functions`` that are no leaves. Breaks loudly."""
+    return [node for node, _ in edges if node is not None and not isinstance(node, _Accumulation)]
 
 
 def accumulates(parameter: torch.Tensor) -> bool:

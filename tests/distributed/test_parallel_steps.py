@@ -80,7 +80,7 @@ def train(mesh: DeviceMesh, lowering: str) -> dict[str, Any]:
         "norms": norms,
         "weights": {name: p.detach().to_local() for name, p in net.named_parameters()},
         "overflowed": scaler.overflowed(),
-        "owners": [None if owner is None else names[id(owner)] for owner in flags.owners],
+        "owners": [None if owner is None else names[id(owner())] for owner in flags.owners],
     }
 
 

@@ -136,12 +136,13 @@ def test_an_optimizer_that_would_divide_by_the_scale_is_not_passed_the_scaler() 
 
 def test_flags_that_cannot_be_right_are_refused() -> None:
     own = parameters(2)
+    owners = [weakref.ref(parameter) for parameter in own]
     with pytest.raises(OptionError, match="call attach"):
-        GradScaler("cpu").graphs.record(own, torch.zeros(2, dtype=torch.bool), own)
+        GradScaler("cpu").graphs.record(owners, torch.zeros(2, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 2 gradients, flags of shape \(3,\)"):
-        attached().graphs.record(own, torch.zeros(3, dtype=torch.bool), own)
+        attached().graphs.record(owners, torch.zeros(3, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 1 gradients, flags of shape \(2,\)"):
-        attached().graphs.record(own, torch.zeros(2, dtype=torch.bool), own[:1])
+        attached().graphs.record(owners, torch.zeros(2, dtype=torch.bool), own[:1])
 
 
 def test_a_model_that_is_gone_reports_for_nobody() -> None:

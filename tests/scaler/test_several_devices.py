@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 
 import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.optim.gradients import GradientGroup, Gradients
+from fxamp.optim.shards import WHOLE
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.torch_contract.rank_agreement import agree
 
@@ -112,11 +115,12 @@ def test_flags_of_graphs_on_both() -> None:
     for parameter, device in zip(parameters, (GPU, HOST), strict=True):
         parameter.grad = torch.ones(2)
         bad, square = torch.ones(1, dtype=torch.int32, device=device), torch.full((), 2.0, device=device)
-        flags.record([parameter], bad, [parameter.grad], square)
+        flags.record([ref(parameter)], bad, [parameter.grad], square)
     for device in (GPU, HOST):
-        square = flags.square(parameters, device)
-        (report,) = flags.reports(parameters, device, trusted=True)
-        assert report.unchanged and report.flags is not None and report.flags.tolist() == [1, 1]
+        square = flags.square(Gradients(parameters), device)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        (report,) = flags.reports(GradientGroup(device, WHOLE, parameters, gradients), trusted=True)
+        assert report.unread is None and report.flags is not None and report.flags.tolist() == [1, 1]
         assert square is not None and square.item() == 4.0
 
 

@@ -42,6 +42,9 @@ def test_a_compiled_graph_has_metadata_and_keeps_what_it_saved_if_asked(keeps: b
 
     def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
         calls.append(private.current_metadata())
+        assert [(tangent.shape, tangent.dtype) for tangent in private.traced_tangents(calls[-1])] == [
+            (torch.Size([3]), torch.float32)
+        ]
         return make_boxed_func(graph.forward)
 
     def backward(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -51,6 +51,8 @@ def test_nodes_tell_what_they_are() -> None:
     assert private.function_of(node) is None and private.autocast_dtype_of(node) is None
     leaf = (x * 2).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     assert private.is_leaf(leaf) and not private.is_leaf(node)
+    edges = torch.stack([x, x.half().float(), torch.ones(2)]).grad_fn.next_functions  # type: ignore[union-attr]
+    assert private.inner_nodes(edges) == [edges[1][0]]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])

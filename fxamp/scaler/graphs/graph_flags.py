@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import OptionError
+from fxamp.optim.gradients import GradientGroup, Gradients
+from fxamp.optim.identity import Identity
 from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
@@ -17,49 +18,65 @@ from fxamp.torch_devices import moved
 from fxamp.torch_private import compile_options, running_wrapper
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """A gradient's identity when it was checked: its storage, its offset, and its version (number of writes).
+class _Backward:
+    """What compiled backwards reported of the gradients of ``owners``; of several, the identity and square of the last.
 
-    It does not keep the gradient alive, and autograd can still take the tensor over as ``.grad``. While the mark
-    exists, no other storage can have the same address, even after the memory is freed.
+    Attributes:
+        owners: weak references to the parameters; None for a gradient that belongs to none.
+        unowned: the number of these.
+        flags: whether each overflowed, bool or int32 ``[len(owners)]``.
+        identity: of the gradients, as they were returned to autograd.
+        square: the sum of the squares of all of them, 0-dim float32; None if unknown.
     """
 
-    storage: StorageWeakRef
-    address: int
-    version: int
+    def __init__(self, owners: Sequence[Owner], flags: Tensor, identity: Identity, square: Tensor | None) -> None:
+        self.owners, self.unowned = owners, owners.count(None)
+        self.flags, self.identity, self.square = flags, identity, square
 
-    @staticmethod
-    def of(gradient: Tensor) -> "_Mark":
-        storage = StorageWeakRef(gradient.untyped_storage())  # type: ignore[no-untyped-call]
-        return _Mark(storage, gradient.data_ptr(), gradient._version)
+    def add(self, later: "_Backward") -> None:
+        """Add what a later backward reported of the same owners."""
+        self.flags = self.flags | later.flags
+        self.identity, self.square = later.identity, later.square
 
-    def fits(self, gradient: Tensor) -> bool:
-        if type(gradient) is not Tensor or gradient.layout is not torch.strided:
-            return False
-        same = gradient.untyped_storage()._cdata == self.storage.cdata and gradient.data_ptr() == self.address
-        return same and gradient._version == self.version
+    def living(self) -> list[Tensor | None]:
+        """Return the owners; None for one that is gone, and for a gradient that belongs to none."""
+        return [None if owner is None else owner() for owner in self.owners]
 
 
-@dataclass(frozen=True, eq=False)
-class _Square:
-    """The sum of squares that one backward reported for the gradients of ``owners`` (ids of parameters)."""
+class _Share:
+    """A backward's part in some parameters.
 
-    owners: frozenset[int]
-    total: Tensor
+    Attributes:
+        owners: of the backward's gradients.
+        places: the place of each among the parameters, None for any other.
+        count: the number of its gradients that belong to the parameters.
+        whole: whether none of them belongs to another parameter.
+    """
+
+    def __init__(self, backward: _Backward, places: dict[int, int]) -> None:
+        """``places``: the place of each of the parameters, by id."""
+        self.backward, self.owners = backward, backward.living()
+        self.places = list(map(places.get, map(id, self.owners)))
+        others = self.places.count(None)
+        self.count, self.whole = len(self.places) - others, others == backward.unowned
+
+    def unchanged(self, gradients: Sequence[Tensor | None]) -> list[int]:
+        """Return the places whose gradient is exactly what the backward returned; ``gradients``: by place."""
+        return self.backward.identity.unchanged(self.places, gradients)
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
     """What graphs say of some of the gradients that a check has to do with.
 
-    ``places``: which ones, by position. ``flags``: whether a graph saw an overflow in each, int32 0 or 1; None if there
-    are no graphs. ``unchanged``: whether each is exactly what a graph checked, so that its flag decides.
+    ``parameters``: theirs; None for a gradient that belongs to none. ``flags``: whether a graph saw an overflow in
+    each, bool or int32; None if there are no graphs. ``unread``: the places of gradients that a check must read,
+    because they are not exactly what a graph checked; None if the flags decide.
     """
 
-    places: list[int]
+    parameters: Sequence[Tensor | None]
     flags: Tensor | None
-    unchanged: bool
+    unread: list[int] | None = None
 
 
 class GraphFlags:
@@ -85,11 +102,9 @@ class GraphFlags:
     def __init__(self, scaled_losses: bool = False) -> None:
         self.attached = False
         self.scaled_losses = scaled_losses
+        self._backwards: dict[tuple[int, ...], _Backward] = {}
         self._tables: dict[torch.device, FlagTable] = {}
         self._everybody = torch.empty(0)
-        self._unowned = False
-        self._marks: dict[int, _Mark] = {}
-        self._squares: list[_Square] = []
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
     # ---- attached or not ----
@@ -124,20 +139,20 @@ class GraphFlags:
 
     def require_wrappers(self) -> None:
         """Raise UnscaledError if a DistributedDataParallel around a graph sums in float16, or is inside ``join()``."""
-        require_unscaled_sums(self._wrappers)
+        if self._wrappers:
+            require_unscaled_sums(self._wrappers)
 
     # ---- what backwards report ----
 
-    @torch.no_grad()
     def record(
         self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
     ) -> None:
         """Record what one compiled backward found; waits for no device.
 
         Args:
-            owners: for each flag the parameter whose gradient it is, a weak reference to it, or None for a gradient
-                that no parameter owns; such a flag counts for every optimizer.
-            flags: bool or int32 ``[len(owners)]``; nonzero for a gradient that holds an inf or NaN.
+            owners: for each flag a weak reference to the parameter whose gradient it is, or None for a gradient that
+                no parameter owns; such a flag counts for every optimizer.
+            flags: bool, or 0 or 1 in int32, ``[len(owners)]``: whether a gradient holds an inf or NaN.
             gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
                 whose ``.grad`` at the step is another tensor, or was written to, is checked again.
             square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
@@ -152,73 +167,80 @@ class GraphFlags:
                 f"flags of a graph: {len(owners)} parameters, {len(gradients)} gradients, flags of shape "
                 f"{tuple(flags.shape)}"
             )
-        if flags.device not in self._tables:
-            self._tables[flags.device] = FlagTable(flags.device)
-        living = [owner() if isinstance(owner, weakref.ReferenceType) else owner for owner in owners]
-        slots = [self._everybody if owner is None else alive for owner, alive in zip(owners, living, strict=True)]
-        # Do not use ``in``: it would compare tensors to None with ``==``.
-        self._unowned = self._unowned or any(owner is None for owner in owners)
-        self._tables[flags.device].add(slots, flags)
-        for owner, gradient in zip(living, gradients, strict=True):
-            if owner is not None and gradient.layout is torch.strided:  # a sparse one is checked again
-                self._marks[id(owner)] = _Mark.of(gradient)
-        if square is not None and len({*map(id, living)}) == len(living):
-            self._squares.append(_Square(frozenset(map(id, living)), square))
+        report = _Backward(owners, flags, Identity(gradients), square)
+        # A living tensor has one weak reference, which the report keeps.
+        earlier = self._backwards.setdefault(tuple(map(id, owners)), report)
+        if earlier is not report:
+            earlier.add(report)
 
     # ---- what a check reads ----
 
-    def reports(self, parameters: Sequence[Tensor], device: torch.device, trusted: bool) -> list[Report]:
-        """Return reports on all of the parameters' gradients, with flags on ``device``; of unchanged ones first.
+    def reports(self, group: GradientGroup, trusted: bool) -> list[Report]:
+        """Return reports on all gradients of ``group``, with flags on its device.
 
         ``trusted``: False says of no gradient that it is unchanged, so that all are read.
         """
-        every = [*range(len(parameters))]
+        parameters, every = group.parameters, [*range(len(group.parameters))]
         if not self.attached:
-            return [Report(every, None, False)] if every else []
-        unchanged, others = self._split(parameters) if trusted else ([], every)
-        return [
-            Report(places, self._read([parameters[at] for at in places], device), same)
-            for places, same in ((unchanged, True), (others, False))
-            if places
-        ]
+            return [Report(parameters, None, every)] if every else []
+        shares = self._shares(parameters)
+        unread = _changed(shares, group.as_they_are()) if trusted else every
+        if unread or not _partition(shares, parameters):
+            return self._by_parameter(parameters, unread, group.device)
+        flags = [moved(share.backward.flags, group.device) for share in shares]
+        owners = [owner for share in shares for owner in share.owners]
+        return [Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))]
 
-    def unowned(self, device: torch.device) -> Tensor | None:
-        """Return the flag that counts for every optimizer, int32 ``[]`` on ``device``; None if there is none."""
-        return self._read([self._everybody], device).squeeze() if self._unowned else None
-
-    def square(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor | None:
-        """Return the sum of the squares of the parameters' gradients, 0-dim float32 on ``device``; None if unknown.
+    def square(self, gradients: Gradients, device: torch.device) -> Tensor | None:
+        """Return the sum of the squares of an optimizer's gradients, 0-dim float32 on ``device``; None if unknown.
 
         It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
-        if not self._squares:
+        if not gradients.plain or all(backward.square is None for backward in self._backwards.values()):
             return None
-        summands, (_, changed) = {*map(id, parameters)}, self._split(parameters)
-        squares = [square for square in self._squares if square.owners & summands]
-        summed = sorted(owner for square in squares for owner in square.owners)
-        if changed or not summands or summed != sorted(summands):
+        parameters = gradients.parameters
+        shares = [share for share in self._shares(parameters) if share.count]
+        squares = [moved(square, device) for share in shares if (square := share.backward.square) is not None]
+        known = len(squares) == len(shares) and not any(share.backward.unowned for share in shares)
+        if not squares or not known or not _partition(shares, parameters) or _changed(shares, gradients.gradients):
             return None
-        return torch.stack([moved(square.total, device) for square in squares]).sum()
+        return torch.stack(squares).sum()
 
     def clear(self) -> None:
         """Drop all flags, and the record of which gradients were checked; the scaler stays attached."""
-        for table in self._tables.values():
-            table.clear()
-        self._marks.clear()
-        self._squares.clear()
-        self._unowned = False
+        self._backwards.clear()
         self.scaled_losses = False
 
-    def _split(self, parameters: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-        """Return the places of the parameters whose gradient is exactly what a graph checked, and of all others."""
-        unchanged: list[int] = []
-        others: list[int] = []
-        if not self._marks:
-            return unchanged, [*range(len(parameters))]
-        for at, parameter in enumerate(parameters):
-            mark, gradient = self._marks.get(id(parameter)), parameter.grad
-            (unchanged if mark is not None and gradient is not None and mark.fits(gradient) else others).append(at)
-        return unchanged, others
+    def _shares(self, parameters: Sequence[Tensor]) -> list[_Share]:
+        """Return the backwards' parts in the parameters, of those that have one."""
+        places = dict(zip(map(id, parameters), range(len(parameters)), strict=True))
+        shares = [_Share(backward, places) for backward in self._backwards.values()]
+        return [share for share in shares if share.count or share.backward.unowned]
+
+    def _by_parameter(self, parameters: Sequence[Tensor], unread: list[int], device: torch.device) -> list[Report]:
+        """Return reports where a flag of each parameter must be put together; unchanged gradients first."""
+        for table in self._tables.values():
+            table.clear()
+        for backward in self._backwards.values():
+            flags = backward.flags
+            if flags.device not in self._tables:
+                self._tables[flags.device] = FlagTable(flags.device)
+            living = backward.living()
+            self._tables[flags.device].add(
+                [self._everybody if own is None else alive for own, alive in zip(backward.owners, living, strict=True)],
+                flags,
+            )
+        reports = []
+        if any(backward.unowned for backward in self._backwards.values()):
+            reports.append(Report([None], self._read([self._everybody], device)))
+        read_too = set(unread)
+        unchanged = [parameter for at, parameter in enumerate(parameters) if at not in read_too]
+        if unchanged:
+            reports.append(Report(unchanged, self._read(unchanged, device)))
+        if unread:
+            others = [parameters[at] for at in unread]
+            reports.append(Report(others, self._read(others, device), unread))
+        return reports
 
     def _read(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
         """Return the parameters' flags, 0 or 1: int32 ``[len(parameters)]`` on ``device``."""
@@ -226,3 +248,14 @@ class GraphFlags:
         for table in self._tables.values():
             flags = torch.maximum(flags, moved(table.read(parameters), device))
         return flags.clamp(max=1)
+
+
+def _changed(shares: Sequence[_Share], gradients: Sequence[Tensor | None]) -> list[int]:
+    """Return the places of the gradients that are not exactly what one of the backwards returned."""
+    unchanged = {at for share in shares for at in share.unchanged(gradients)}
+    return [at for at in range(len(gradients)) if at not in unchanged]
+
+
+def _partition(shares: Sequence[_Share], parameters: Sequence[Tensor]) -> bool:
+    """Whether each of the parameters is in one share, and the backwards had no others; the shares cover them all."""
+    return False not in [share.whole for share in shares] and sum([share.count for share in shares]) == len(parameters)

@@ -5,6 +5,7 @@ The running autograd node does: its next edges lead to where each gradient goes,
 earlier node.
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,18 +24,25 @@ def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | N
     return [leaf if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
 
 
+def owner_references(node: Any, outputs: int, positions: Sequence[int]) -> list["weakref.ref[Tensor] | None"]:
+    """Return weak references to :func:`owners`."""
+    ends = leaves(node, outputs)
+    return [weakref.ref(leaf) if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
+
+
 def leaves(node: Any, outputs: int) -> list[Tensor | None]:
     """Return the leaf whose ``.grad`` each of the node's ``outputs`` gradients goes to; None as in :func:`owners`."""
     needed = getattr(node, "needs_input_grad", None)
     inputs = None if needed is None else _inputs_of_outputs(node, len(needed))
     if needed is None or inputs is None or len(inputs) != outputs:
         return [None] * outputs
-    edges = iter([function for function, _ in node.next_functions if function is not None])
-    ends = [getattr(next(edges), "variable", None) if need else None for need in needed]
-    return [ends[at] for at in inputs]
+    accumulated = [getattr(function, "variable", None) for function, _ in node.next_functions if function is not None]
+    edges = iter(accumulated)
+    ends = [next(edges) if need else None for need in needed]
+    return ends if isinstance(inputs, range) else [ends[at] for at in inputs]
 
 
-def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:
+def _inputs_of_outputs(node: Any, inputs: int) -> Sequence[int] | None:
     """Return, for each output of the graph, the node's input that it is the gradient of; None if it is unknown.
 
     This reads private metadata of AOTAutograd. If another torch keeps it elsewhere, no wrapper's gradient has an owner,
@@ -42,7 +50,7 @@ def _inputs_of_outputs(node: Any, inputs: int) -> list[int] | None:
     """
     wrapped = subclass_metadata(function_of(node))
     if wrapped is None:
-        return list(range(inputs))
+        return range(inputs)
     counts = [getattr(meta, "arg_count", 1) for meta in wrapped.grad_input_metas or ()]
     if len(counts) != inputs:
         return None

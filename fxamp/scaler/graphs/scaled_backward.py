@@ -20,11 +20,12 @@ from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.policy import Policy
 from fxamp.scaler.graphs.double_backward import explain_double_backward
-from fxamp.scaler.graphs.owners import leaves, owners
+from fxamp.scaler.graphs.owners import leaves, owner_references
 from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
 from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
-from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node
+from fxamp.torch_dtypes import HALVES
+from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node, traced_tangents
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Scaling(Participant):
             keep_saved_tensors()
             metadata = current_metadata()
             if metadata is not None:
-                setattr(metadata, SCALED_BY, ScaledBy(self.scaler))
+                setattr(metadata, SCALED_BY, ScaledBy(self.scaler, _may_cross_in_float16(gm, metadata)))
             return compiler(gm, inputs)
 
         return compile_marked
@@ -88,6 +89,13 @@ class Scaling(Participant):
             return scaled(*args)
 
         return call
+
+
+def _may_cross_in_float16(forward: GraphModule, metadata: Any) -> bool:
+    """Whether float16 gradients may enter or leave the backward of AOTAutograd's ``forward``."""
+    inputs = [node.meta["val"] for node in forward.graph.find_nodes(op="placeholder")]
+    values = (*inputs, *traced_tangents(metadata))
+    return any(isinstance(value, Tensor) and value.dtype in HALVES for value in values)
 
 
 @dataclass(frozen=True)
@@ -139,8 +147,8 @@ def _wrap(
         square = results.pop() if norm else None
         flags = results.pop()
         halves.leave(results, scale, node, scaled_outside)
-        outputs = [results[at] for at in flagged]
-        scaler.graphs.record(owners(node, len(results), flagged), flags, outputs, square)
+        gradients = [results[at] for at in flagged]
+        scaler.graphs.record(owner_references(node, len(results), flagged), flags, gradients, square)
         explain_double_backward(node)
         return results
 

@@ -24,11 +24,12 @@ class Border:
     """A node that fxamp created.
 
     ``way``: "graph" for a whole compiled graph. For an eager region, in forward order: "in" for its entry, "out" for
-    its exit. ``scaler``: None if the scaler no longer exists.
+    its exit. ``scaler``: None if the scaler no longer exists. ``in_float16``: whether float16 gradients may cross it.
     """
 
     way: str
     scaler: Any
+    in_float16: bool = True
 
 
 def border_of(node: Node) -> Border | None:
@@ -40,20 +41,22 @@ def border_of(node: Node) -> Border | None:
     if way is not None:
         return Border(way, node.scaler)
     for metadata in graph_metadata(function):
-        scaler = getattr(metadata, SCALED_BY, None)
-        if scaler is not None:
-            return Border("graph", scaler())
+        scaled_by = getattr(metadata, SCALED_BY, None)
+        if scaled_by is not None:
+            return Border("graph", scaled_by(), scaled_by.in_float16)
     return None
 
 
 class ScaledBy:
     """The value of :data:`SCALED_BY`; called, it returns the scaler, or None if that no longer exists.
 
-    Pickled and read again from torch's cache, it stands for the scaler for which a graph is then compiled.
+    ``in_float16``: whether the graph may take or return float16 gradients. Pickled and read again from torch's cache,
+    it stands for the scaler for which a graph is then compiled.
     """
 
-    def __init__(self, scaler: Any) -> None:
+    def __init__(self, scaler: Any, in_float16: bool) -> None:
         self._scaler = weakref.ref(scaler)
+        self.in_float16 = in_float16
 
     def __call__(self) -> Any:
         return self._scaler()
@@ -62,11 +65,11 @@ class ScaledBy:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _now_scaled_by, ()
+        return _now_scaled_by, (self.in_float16,)
 
 
-def _now_scaled_by() -> ScaledBy:
-    return ScaledBy(of_this_process("scaler"))
+def _now_scaled_by(in_float16: bool) -> ScaledBy:
+    return ScaledBy(of_this_process("scaler"), in_float16)
 
 
 def is_custom(node: Node) -> bool:

@@ -17,6 +17,7 @@ scaler's walk found are scaled outside the region too, and cross unchanged (``fl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +116,7 @@ class _Enter(torch.autograd.Function):
             # Of a DTensor only this rank's part: the ranks agree at the step.
             parts = [part._values() if part.is_sparse else part for part in inner_tensors(true)]
             flags = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
-        ctx.scaler.graphs.record([ctx.owner] * len(parts), flags, parts)
+        ctx.scaler.graphs.record([None if ctx.owner is None else ref(ctx.owner)] * len(parts), flags, parts)
         return true, None, None, None
 
 

@@ -34,7 +34,7 @@ from fxamp.scaler.outside_graphs.borders import (
 from fxamp.scaler.outside_graphs.nested import REMEDY, refuse_nested, refuse_reentrant
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, is_leaf, untraced
+from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, inner_nodes, is_leaf, untraced
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -75,16 +75,15 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
         border, edges = border_of(node), node.next_functions
         # Inside an eager region every gradient is scaled. In backward order the region begins at its exit node.
         within = inside if border is None else border.way == "out"
-        if not (inside and within):
+        if not (inside and within) and (border is None or border.in_float16):
             entering = [] if inside else halves(node)
             leaving = [None if within or function is None else halves(function)[at] for function, at in edges]
             if border is not None or True in entering or True in leaving or is_custom(node):
                 _prepare(_Site(node, border, entering, leaving, edges), scaler)
-        for function, _ in edges:
-            if function is not None and function not in nodes:
+        for function in inner_nodes(edges):
+            if function not in nodes:
                 nodes.add(function)
-                if not is_leaf(function):
-                    stack.append((function, within))
+                stack.append((function, within))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch.amp.grad_scaler import OptState
 from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
-from fxamp.optim.gradients import multiply_
+from fxamp.optim.gradients import Gradients, group_gradients, multiply_
 from fxamp.optim.in_backward import require_no_backward_steps
-from fxamp.optim.shards import all_plain, is_dtensor
+from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.scaler.graphs.graph_flags import GraphFlags
@@ -25,7 +25,7 @@ from fxamp.scaler.torch_contract.overflows import OverflowLedger
 from fxamp.scaler.torch_contract.rank_agreement import Ranks, agree, require_ranks
 from fxamp.scaler.torch_contract.settings import ScaleBounds, SkipChoice, require_device, scaler_settings
 from fxamp.scaler.torch_contract.step_outcomes import Outcomes
-from fxamp.scaler.torch_contract.step_plan import StepCall, has_float16, plan_step, will_clip
+from fxamp.scaler.torch_contract.step_plan import StepCall, plan_step, will_clip
 from fxamp.scaler.torch_contract.step_runs import run_step
 from fxamp.torch_devices import moved
 from fxamp.torch_private import untraced
@@ -161,7 +161,8 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return
-        self._unscale(optimizer, self._record(optimizer, "unscale_"))
+        record = self._record(optimizer, "unscale_")
+        self._unscale(optimizer, record, _gradients(optimizer))
 
     @untraced
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, return_skipped: bool = False, **kwargs: Any) -> Any:
@@ -191,16 +192,17 @@ class GradScaler(torch.amp.GradScaler):
     ) -> tuple[Any, bool | Tensor]:
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-        scale, _ = self._check_scale_growth_tracker("step")
         record = self._record(optimizer, "step")
-        call = StepCall(optimizer, _with_gradients(optimizer), record, args, kwargs)
+        scale, _ = self._check_scale_growth_tracker("step")
+        gradients = _gradients(optimizer)
+        call = StepCall(optimizer, gradients, record, args, kwargs)
         plan = plan_step(self._choice, call, self.graphs.attached)
         if plan.unscale:
-            self._unscale(optimizer, record) if record.clipped else self.unscale_(optimizer)
+            self._unscale(optimizer, record, gradients) if record.clipped else self.unscale_(optimizer)
         elif plan.check:
-            self._check(optimizer, None, allow_fp16=plan.way == "fused")
+            self._check(optimizer, gradients, None, allow_fp16=plan.way == "fused")
         if record.coefficient is not None and plan.compiled is None:
-            multiply_(call.parameters, record.coefficient)
+            multiply_(gradients, record.coefficient)
             record.coefficient = None
         inverse = self._inverse() if self._holds_scale(record) else None
         value, record.skipped = run_step(plan, call, self, scale, inverse)
@@ -229,27 +231,25 @@ class GradScaler(torch.amp.GradScaler):
             ValueError: a gradient is float16.
         """
         clip.require_max_norm(max_norm)
-        parameters = _with_gradients(optimizer)
+        gradients = _gradients(optimizer)
         if not self._enabled:
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+            return torch.nn.utils.clip_grad_norm_(gradients.parameters, max_norm)
         record = self._record(optimizer, "clip_grad_norm_")
-        later = will_clip(self._choice, optimizer, parameters, self._holds_scale(record))
-        if not later and any(
-            type(parameter.grad) is not Tensor or parameter.grad.is_sparse for parameter in parameters
-        ):
+        later = will_clip(self._choice, optimizer, gradients, self._holds_scale(record))
+        if not later and any(type(gradient) is not Tensor or gradient.is_sparse for gradient in gradients.gradients):
             # The norm of sharded gradients needs the other ranks, and sparse ones must be summed: torch does both.
             if record.stage is OptState.READY:
-                self._unscale(optimizer, record)
+                self._unscale(optimizer, record, gradients)
             record.clipped = True
-            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        norm = self._norm(optimizer, record, parameters, later)
+            return torch.nn.utils.clip_grad_norm_(gradients.parameters, max_norm)
+        norm = self._norm(optimizer, record, gradients, later)
         record.clipped = True
         clip.flag_infinite_(record.found_inf_per_device.values(), norm)
         coefficient = clip.coefficient(norm, max_norm)
         if later:
             record.coefficient = coefficient
         else:
-            multiply_(parameters, coefficient)
+            multiply_(gradients, coefficient)
         return norm
 
     @untraced
@@ -383,8 +383,8 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("unscale_")
         return reciprocal(scale)
 
-    def _unscale(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord) -> None:
-        self._check(optimizer, self._inverse())
+    def _unscale(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, gradients: Gradients) -> None:
+        self._check(optimizer, gradients, self._inverse())
         record.stage = OptState.UNSCALED
 
     def _holds_scale(self, record: OptimizerRecord) -> bool:
@@ -400,20 +400,19 @@ class GradScaler(torch.amp.GradScaler):
         return None if optimizer_state.skipped else optimizer.step(*args, **kwargs)
 
     def _norm(
-        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, parameters: list[Tensor], later: bool
+        self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, gradients: Gradients, later: bool
     ) -> Tensor:
         """Return the norm of the unscaled gradients, from the check if it is still due; ``later``: the step clips."""
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if record.stage is OptState.UNSCALED:
             return clip.total_norm(clip.squares_of(_parameters(optimizer)), scale.device)
-        split = any(map(is_dtensor, parameters))  # of which a graph sums the squares of this rank's part alone
-        square = None if split else self.graphs.square(parameters, scale.device)
+        square = self.graphs.square(gradients, scale.device)
         if square is not None:
-            self._check(optimizer, None)
+            self._check(optimizer, gradients, None)
             norm = square.sqrt()
         else:
             squares: clip.Squares = []
-            self._check(optimizer, None if later else self._inverse(), squares=squares)
+            self._check(optimizer, gradients, None if later else self._inverse(), squares=squares)
             norm = clip.total_norm(squares, scale.device)
             if later and not self.graphs.attached:
                 norm = norm * self._inverse()
@@ -424,6 +423,7 @@ class GradScaler(torch.amp.GradScaler):
     def _check(
         self,
         optimizer: torch.optim.Optimizer,
+        gradients: Gradients,
         inv_scale: Tensor | None,
         allow_fp16: bool = False,
         squares: clip.Squares | None = None,
@@ -431,28 +431,34 @@ class GradScaler(torch.amp.GradScaler):
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        flags = self._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16, squares)
+        flags = self._flags(optimizer, gradients, inv_scale, found_inf, allow_fp16, squares)
         agree(flags.values(), scale.device, self._ranks)
         self._per_optimizer_states[id(optimizer)].found_inf_per_device = flags
         return flags
 
     def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: Any, found_inf: Tensor, allow_fp16: bool
+    ) -> dict[torch.device, Tensor]:
+        """Check gradients, and unscale those that hold the scale, as torch's method does; records nothing."""
+        return self._flags(optimizer, _gradients(optimizer), inv_scale, found_inf, allow_fp16)
+
+    def _flags(
         self,
         optimizer: torch.optim.Optimizer,
-        inv_scale: Any,
+        gradients: Gradients,
+        inv_scale: Tensor | None,
         found_inf: Tensor,
         allow_fp16: bool,
         squares: clip.Squares | None = None,
     ) -> dict[torch.device, Tensor]:
-        parameters = _with_gradients(optimizer)
-        if not allow_fp16 and has_float16(parameters):
+        if not allow_fp16 and torch.float16 in gradients.dtypes:
             raise ValueError("Attempting to unscale FP16 gradients.")
-        checked = parameters if squares is None else _parameters(optimizer)
-        return check_gradients(optimizer, checked, found_inf, inv_scale, self.graphs, self._ledger, squares)
+        groups = gradients.groups() if squares is None else group_gradients(_parameters(optimizer), by_spread=True)
+        return check_gradients(optimizer, groups, found_inf, inv_scale, self.graphs, self._ledger, squares)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
         """Check gradients without changing them; optimizers that step on the device may call it."""
-        return self._check(optimizer, None, allow_fp16=True)
+        return self._check(optimizer, _gradients(optimizer), None, allow_fp16=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle saves; AssertionError between an optimizer's check and the update."""
@@ -483,5 +489,5 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return parameters
 
 
-def _with_gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for parameter in _parameters(optimizer) if parameter.grad is not None]
+def _gradients(optimizer: torch.optim.Optimizer) -> Gradients:
+    return Gradients(_parameters(optimizer))

@@ -4,22 +4,22 @@ A gradient that was written to after a graph checked it gets both: its flag coun
 """
 
 from collections.abc import Sequence
-from functools import reduce
 
 import torch
 from torch import Tensor
 
+from fxamp.kernels import check_, check_unscale_
 from fxamp.optim.clip import Squares
-from fxamp.optim.gradients import GradientGroup, group_gradients
+from fxamp.optim.gradients import GradientGroup
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.torch_contract.overflows import OverflowLedger
-from fxamp.torch_devices import moved
+from fxamp.torch_devices import known, moved
 
 
 @torch.no_grad()
 def check_gradients(
     optimizer: torch.optim.Optimizer,
-    parameters: Sequence[Tensor],
+    groups: Sequence[GradientGroup],
     found_inf: Tensor,
     inv_scale: Tensor | None,
     graph: GraphFlags,
@@ -29,8 +29,8 @@ def check_gradients(
     """Return, for each device that holds gradients, a copy of ``found_inf`` that is 1.0 if one of them overflowed.
 
     Args:
-        optimizer: whose parameters they are.
-        parameters: those with a gradient; with ``squares`` all of the optimizer's.
+        optimizer: whose gradients they are.
+        groups: of the gradients; with ``squares`` also those without any, as they are on other ranks.
         found_inf: 0-dim float32; the initial value of the flags, usually 0.0.
         inv_scale: 0-dim float32 by which gradients are multiplied in place; None to check only.
         graph: the flags of compiled graphs. If it is attached, gradients are unscaled already and are not multiplied.
@@ -38,26 +38,25 @@ def check_gradients(
         squares: the squares of all resulting gradients are summed and appended to it. Every gradient is then read,
             including those that a graph has checked.
     """
-    groups = group_gradients(parameters, by_spread=squares is not None)
-    reports = [graph.reports(group.parameters, group.device, trusted=squares is None) for group in groups]
-    unowned = {group.device: graph.unowned(group.device) for group in groups}
+    ledger.names.meet(optimizer)
     flags: dict[torch.device, Tensor] = {}
-    for group, parts in zip(groups, reports, strict=True):
+    for group in groups:
         flag = flags.setdefault(group.device, moved(found_inf, group.device, copy=True))
         inverse = None if inv_scale is None or graph.attached else moved(inv_scale, group.device)
         square = None if squares is None else torch.zeros_like(found_inf, device=group.device)
-        for report in parts:
-            part = group.part(report.places)
-            values = None if report.unchanged else check_group(part, inverse, flag, square)
-            overflows = reduce(torch.maximum, [vector for vector in (report.flags, values) if vector is not None])
-            if report.flags is not None:
-                torch.maximum(flag, overflows.max(), out=flag)
-            ledger.record(optimizer, part.parameters, overflows)
+        for report in graph.reports(group, trusted=squares is None):
+            overflows = report.flags
+            if report.unread is not None:
+                values = check_group(group.part(report.unread), inverse, flag, square)
+                overflows = values if overflows is None else torch.maximum(overflows, values)
+            assert overflows is not None
+            bad = overflows.any()
+            if known(bad) is False:
+                continue
+            flag.masked_fill_(bad, 1.0)
+            ledger.record(report.parameters, overflows)
         if squares is not None and square is not None:
             squares.append((square, group.spread))
-    for device, everybody in unowned.items():
-        if everybody is not None:
-            torch.maximum(flags[device], everybody, out=flags[device])
     return flags
 
 
@@ -75,8 +74,6 @@ def check_group(
     Returns:
         int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.
     """
-    from fxamp.kernels import check_, check_unscale_
-
     flags = torch.empty(len(group.gradients), dtype=torch.int32, device=group.device)
     if not group.gradients:
         return flags

@@ -68,6 +68,8 @@ class OptimizerRecord(MutableMapping[str, Any]):
                 f"{self.half_unscaled}.step raised, and may have unscaled some of the gradients: call zero_grad()"
                 " on the optimizer and update() on the scaler, and compute the gradients again"
             )
+        if self.stage is OptState.READY and not self.clipped:
+            return
         again = "has already been called on this optimizer since the last update()."
         stepped = self.stage is OptState.STEPPED
         misuses = {

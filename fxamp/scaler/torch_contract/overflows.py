@@ -69,9 +69,11 @@ class OverflowLedger:
         self.names = ParameterNames()
         self._tables: dict[torch.device, FlagTable] = {}
 
-    def record(self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], flags: Tensor) -> None:
-        """Add the flags (0 or 1, int32 ``[len(parameters)]``) of an optimizer's parameters; waits for no device."""
-        self.names.meet(optimizer)
+    def record(self, parameters: Sequence[Tensor | None], flags: Tensor) -> None:
+        """Add the flags (bool, or 0 or 1 in int32, ``[len(parameters)]``) of parameters; waits for no device.
+
+        None stands for a gradient that belongs to no parameter.
+        """
         if flags.device not in self._tables:
             self._tables[flags.device] = FlagTable(flags.device)
         self._tables[flags.device].add(parameters, flags)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxamp.torch_devices import copy_across_, on_device
+from fxamp.torch_devices import copy_across_, known, on_device
 
 MOST_OUTCOMES = 256
 """Maximum number of outcomes stored until the host asks for them."""
@@ -38,36 +38,36 @@ class Outcomes:
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
         """Record a step's outcome: a bool, or a 0-dim tensor that is nonzero for a skip."""
-        self._count(skipped)
-        with on_device(device):
-            self._queue_outcome(skipped, device)
-
-    def _count(self, skipped: bool | Tensor) -> None:
+        if isinstance(skipped, Tensor) and (decided := known(skipped)) is not None:
+            skipped = decided
+        if self._stepped is None or self._stepped.device != device:
+            self._stepped = torch.ones((), dtype=torch.bool, device=device)
         if isinstance(skipped, bool):
             self._skipped_steps += skipped
+            self._stepped.fill_(not skipped)
+            self._queue.append(not skipped)
             return
+        self._count(skipped)
+        with on_device(device):
+            self._queue_outcome(skipped, self._stepped)
+
+    def _count(self, skipped: Tensor) -> None:
         if self._skipped_on_device is None or self._skipped_on_device.device != skipped.device:
             self._skipped_steps = self.skipped_steps
             self._skipped_on_device = torch.zeros((), dtype=torch.int64, device=skipped.device)
         # Add in place: a replayed CUDA graph adds to the same memory.
         self._skipped_on_device.add_(skipped.ne(0))
 
-    def _queue_outcome(self, skipped: bool | Tensor, device: torch.device) -> None:
-        if self._stepped is None or self._stepped.device != device:
-            self._stepped = torch.ones((), dtype=torch.bool, device=device)
-        if isinstance(skipped, bool):
-            self._stepped.fill_(not skipped)
-            self._queue.append(not skipped)
-            return
+    def _queue_outcome(self, skipped: Tensor, stepped: Tensor) -> None:
         # Write in place: a replayed CUDA graph writes to the memory that the user holds.
-        copy_across_(self._stepped, skipped == 0)
-        if device.type != "cuda":
-            self._queue.append(_Travelling(self._stepped.to("cpu", copy=True), None))
+        copy_across_(stepped, skipped == 0)
+        if stepped.device.type != "cuda":
+            self._queue.append(_Travelling(stepped.to("cpu", copy=True), None))
             return
         if torch.cuda.is_current_stream_capturing():
             return
         host = torch.empty((), dtype=torch.bool, pin_memory=True)
-        host.copy_(self._stepped, non_blocking=True)  # read once the event says that it has arrived
+        host.copy_(stepped, non_blocking=True)  # read once the event says that it has arrived
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._queue.append(_Travelling(host, event))

@@ -20,17 +20,17 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from fxamp.optim import BoundStep, clips, guarded, has_pre_hooks
-from fxamp.optim.gradients import stored_as_they_are
+from fxamp.optim.gradients import Gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
 from fxamp.scaler.torch_contract.settings import SkipChoice
 
 
 @dataclass(frozen=True)
 class StepCall:
-    """A call of ``GradScaler.step``: the optimizer, its parameters that have a gradient, its record, its arguments."""
+    """A call of ``GradScaler.step``: the optimizer, its gradients, its record, its arguments."""
 
     optimizer: torch.optim.Optimizer
-    parameters: Sequence[Tensor]
+    gradients: Gradients
     record: OptimizerRecord
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -60,68 +60,64 @@ def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
 
     ``choice``: whether steps run compiled, and how. ``attached``: whether compiled graphs unscale gradients.
     """
-    optimizer, parameters, record = call.optimizer, call.parameters, call.record
+    optimizer, gradients, record = call.optimizer, call.gradients, call.record
     ready, clipped = record.stage is OptState.READY, record.coefficient is not None
-    scaled = ready and not attached
-    # Hooks of the step read the gradients in memory.
-    hooks = scaled and not clipped and _runs_compiled(choice, optimizer, parameters) and has_pre_hooks(optimizer)
-    arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
-    compiled = prepared(choice, optimizer, parameters, scaled and not hooks, clipped, arguments)
-    if compiled is not None:
-        return StepPlan("compiled", hooks, not record.found_inf_per_device, compiled)
-    if not decides_itself(optimizer) or (attached and takes_scaler(optimizer)):
+    scaled, hooks = ready and not attached, False
+    if _runs_compiled(choice, optimizer, gradients):
+        # Hooks of the step read the gradients in memory.
+        hooks = scaled and not clipped and has_pre_hooks(optimizer)
+        arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
+        compiled = _prepared(choice, optimizer, scaled and not hooks, clipped, arguments)
+        if compiled is not None:
+            return StepPlan("compiled", hooks, not record.found_inf_per_device, compiled)
+    if not decides_itself(optimizer):
         return StepPlan("host", ready)
     unscale = hooks or (ready and clipped)
     if takes_scaler(optimizer):
-        return StepPlan("older", unscale)
-    first = lacks_state(optimizer, parameters)
+        return StepPlan("host", ready) if attached else StepPlan("older", unscale)
+    first = lacks_state(optimizer, gradients.parameters)
     # A first step is the most likely to raise. Unscale before it, so that the gradients' state stays known.
-    unscale = unscale or (ready and first and not has_float16(parameters))
+    unscale = unscale or (ready and first and torch.float16 not in gradients.dtypes)
     return StepPlan("fused", unscale, ready, first=first)
 
 
-def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], scaled: bool) -> bool:
+def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: Gradients, scaled: bool) -> bool:
     """Whether the optimizer's step will run compiled and clip gradients as it reads them: all have a gradient.
 
     If the last such step did, and gradients are plain tensors, nothing else is read: the step reads all when it runs,
     and if it cannot run compiled then, gradients are clipped in memory before it.
     """
-    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+    if not _runs_compiled(choice, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
         return False
     step = guarded(optimizer, choice.lowering, choice.mode)
-    plain = stored_as_they_are(parameters, [parameter.grad for parameter in parameters])
-    return (plain and step.has_run(scaled, clipped=True)) or step.prepare(scaled, clipped=True) is not None
+    return (gradients.plain and step.has_run(scaled, clipped=True)) or step.prepare(scaled, clipped=True) is not None
 
 
-def prepared(
-    choice: SkipChoice,
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[Tensor],
-    scaled: bool,
-    clipped: bool,
-    arguments: bool = False,
+def _prepared(
+    choice: SkipChoice, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, arguments: bool
 ) -> BoundStep | None:
-    """Return the optimizer's compiled step, compiling it if necessary; None if it does not run compiled.
+    """Return the optimizer's compiled step, compiling it if necessary; None if it cannot run compiled.
 
     Args:
-        choice: whether steps run compiled, and how.
+        choice: how steps run compiled.
         optimizer: its gradients must be in the state in which the step will read them.
-        parameters: those with a gradient.
         scaled: whether the gradients are scaled; the step then multiplies them by the inverse scale.
         clipped: whether the step multiplies them by a clip coefficient.
         arguments: whether the caller passes arguments to the step, such as a closure.
     """
-    if not _runs_compiled(choice, optimizer, parameters) or (scaled and has_pre_hooks(optimizer)):
+    if scaled and has_pre_hooks(optimizer):
         return None
     return guarded(optimizer, choice.lowering, choice.mode).prepare(scaled, clipped, arguments)
 
 
-def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> bool:
-    """Whether the optimizer's step should run compiled; :func:`prepared` says whether it can.
+def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: Gradients) -> bool:
+    """Whether the optimizer's step should run compiled; preparing it tells whether it can.
 
     False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.
     """
-    return choice.skip == "device" and bool(parameters) and not takes_scaler(optimizer) and not clips(optimizer)
+    return (
+        choice.skip == "device" and bool(gradients.gradients) and not takes_scaler(optimizer) and not clips(optimizer)
+    )
 
 
 def decides_itself(optimizer: torch.optim.Optimizer) -> bool:
@@ -132,12 +128,12 @@ def decides_itself(optimizer: torch.optim.Optimizer) -> bool:
 def takes_scaler(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's step uses the older form of the protocol."""
     function = getattr(optimizer.step, "__func__", None)
-    if function not in _takes_scaler:
+    answer = None if function is None else _takes_scaler.get(function)
+    if answer is None:
         answer = "grad_scaler" in inspect.signature(optimizer.step).parameters
-        if function is None:
-            return answer
-        _takes_scaler[function] = answer
-    return _takes_scaler[function]
+        if function is not None:
+            _takes_scaler[function] = answer
+    return answer
 
 
 #: Cached per function: reading the signature takes longer than all other checks of a step.
@@ -151,9 +147,12 @@ def lacks_state(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) 
     stays uninitialised, and later steps use it as momentum. So the host must decide on a skip before such a step is
     called. An SGD group with ``momentum`` 0 keeps no state.
     """
-    stateless = {id(p) for group in optimizer.param_groups if group.get("momentum") == 0 for p in group["params"]}
+    groups = [group for group in optimizer.param_groups if group.get("momentum") != 0]
+    if not groups:
+        return False
+    stateful = {id(p) for group in groups for p in group["params"]}
     return any(
-        id(parameter) not in stateless and not _has_values(optimizer.state.get(parameter)) for parameter in parameters
+        id(parameter) in stateful and not _has_values(optimizer.state.get(parameter)) for parameter in parameters
     )
 
 
@@ -161,8 +160,3 @@ def _has_values(state: Any) -> bool:
     # Older versions of torch saved {"momentum_buffer": None} for SGD without momentum.
     values = state.values() if isinstance(state, dict) else [state]
     return any(value is not None for value in values)
-
-
-def has_float16(parameters: Sequence[Tensor]) -> bool:
-    """Whether a gradient is float16: then only a fused step may unscale it, because that does not round to float16."""
-    return torch.float16 in {gradient.dtype for parameter in parameters if (gradient := parameter.grad) is not None}

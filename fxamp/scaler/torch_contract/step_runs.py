@@ -42,7 +42,7 @@ def run_step(
 
 
 def _run_compiled(step: BoundStep, call: StepCall, inv_scale: Tensor | None) -> Tensor:
-    device = call.parameters[0].device
+    device = call.gradients.parameters[0].device
     overflow = call.record.found_inf(device)
     inverse, coefficient = (
         None if factor is None else moved(factor, device) for factor in (inv_scale, call.record.coefficient)
@@ -58,7 +58,7 @@ def _run_fused(call: StepCall, scale: Tensor, scaled: bool, first: bool) -> tupl
     the CPU if a parameter is there.
     """
     optimizer: Any = call.optimizer
-    on_cpu = any(parameter.device.type == "cpu" for parameter in call.parameters)
+    on_cpu = "cpu" in [device.type for device in call.gradients.devices]
     device = torch.device("cpu") if on_cpu else scale.device
     overflow = call.record.found_inf(device)
     skipped = bool(overflow.item()) if first else overflow
