@@ -1,6 +1,6 @@
 """What Inductor does with an op, and with the outputs of a graph."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch._ops import OpOverload
@@ -35,6 +35,17 @@ def realize_inputs_of(op: OpOverload) -> None:
     from torch._inductor.lowering import needs_realized_inputs
 
     needs_realized_inputs.add(op)
+
+
+def compiled_function(arguments: Sequence[str], source: str) -> Callable[..., None]:
+    """Compile C++ for the CPU, by Inductor's compiler and into its cache. Imports Inductor. Breaks loudly.
+
+    ``source`` defines ``extern "C" void kernel(...)``; ``arguments``: its types, pointers for tensors and ``int64_t``.
+    """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    function: Callable[..., None] = CppPythonBindingsCodeCache.load_pybinding(arguments, source)
+    return function
 
 
 def order_writes() -> None:

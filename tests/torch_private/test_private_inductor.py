@@ -20,6 +20,19 @@ def test_whose_kernels_inductor_calls() -> None:
     assert not any(map(private.calls_kernel, written))
 
 
+def test_a_function_in_cpp_gets_addresses_and_numbers() -> None:
+    source = """
+    #include <cstdint>
+    extern "C" void kernel(const float* from, double* to, const int64_t count) {
+        for (int64_t at = 0; at < count; ++at) to[at] = 2 * from[at];
+    }
+    """
+    double = private.compiled_function(["const float*", "double*", "const int64_t"], source)
+    result = torch.zeros(3, dtype=torch.float64)
+    double(torch.tensor([1.0, 2.0, 3.0]), result, 2)
+    assert result.tolist() == [2.0, 4.0, 0.0]
+
+
 def test_outputs_that_became_none_have_no_layout() -> None:
     graph = torch.fx.Graph()
     output = graph.output((None, graph.placeholder("x")))

@@ -3,6 +3,7 @@
 train    what does training take?
 cost     what does a step cost on a GPU that is not here?
 check    is what fxamp computes on this machine right?
+host     what does a step cost the host?
 """
 
 from argparse import Namespace
@@ -23,6 +24,10 @@ SUBCOMMANDS: Subcommands = {
     "train": (
         "fxamp.tools.bench.train.command",
         "training steps: eager, autocast, torch.compile and fxamp side by side",
+    ),
+    "host": (
+        "fxamp.tools.bench.host.command",
+        "what a step of tiny layers costs the host: CPU time and calls, beside torch's",
     ),
     "step": (
         "fxamp.tools.bench.train.step",

@@ -8,7 +8,7 @@ CPU Inductor compiles it for flat tensors of any size, and it is called for each
 import functools
 import keyword
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
+from fxamp.graph import AliasSets
 from fxamp.kernels.blockwise_8bit import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.optim.errors import NotCompilableError
@@ -28,6 +29,7 @@ from fxamp.optim.kernels.launch import StepKernel, StepTarget
 from fxamp.optim.kernels.source import KERNEL_NAMES, NotGeneratedError, StepInputs
 from fxamp.optim.precision.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.state_precision import parts_of, streams
+from fxamp.optim.programs.batch import Batch, batches
 from fxamp.optim.programs.lowering import (
     Numbers,
     StepOptions,
@@ -196,10 +198,12 @@ def lower_kinds(
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
     direct = not members.reordered and not any(isinstance(tensor, PackedTensor) for tensor in tensors)
-    run, source = _lowered(gm, traced, options, kernel_for, members.kinds, direct)
+    by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
+    together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or by_chance)
+    small = tuple(_batches(gm, members, tensors)) if together else ()
+    run, source = _lowered(gm, traced, options, kernel_for, direct, (members.kinds, small))
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
-    by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
     positions = [at for use in uses for at in use.kind.members]
     seed = 0 if options.precision is None else options.precision.seed
     random_streams = streams(seed, positions).to(device).unbind() if by_chance else ()
@@ -211,9 +215,10 @@ def _lowered(
     traced: Traced,
     options: StepOptions,
     target: StepTarget | None,
-    kinds: tuple[int, ...],
     direct: bool,
+    members: tuple[tuple[int, ...], tuple[Batch, ...]],
 ) -> tuple[Run, str | None]:
+    kinds, small = members
     if target is not None:
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)
@@ -227,7 +232,7 @@ def _lowered(
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
-    return _for_each(compiled, kinds, gm, serves_size(sized, traced.mode)), source
+    return _for_each(compiled, kinds, small, gm, serves_size(sized, traced.mode)), source
 
 
 def device_type(gm: GraphModule) -> str:
@@ -273,17 +278,33 @@ def _starts(numbers: list[list[Any]]) -> list[list[int]]:
 def _for_each(
     compiled: Callable[..., Any],
     kinds: tuple[int, ...],
+    small: tuple[Batch, ...] = (),
     other: Callable[..., Any] | None = None,
     serves: Callable[[int], bool] | None = None,
 ) -> Run:
-    """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve."""
+    """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve; once for each batch."""
+
+    def chosen(*inputs: Any) -> None:
+        fits = other is None or serves is None or serves(inputs[0].numel())
+        (compiled if fits or other is None else other)(*inputs)
 
     def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        for row, kind in zip(zip(*columns, strict=True), kinds, strict=True):
-            chosen = compiled if other is None or serves is None or serves(row[0].numel()) else other
-            chosen(*map(in_memory_order, row), *numbers[kind], *extras)
+        stepped = [batch for batch in small if batch.step(chosen, columns, [*numbers[batch.kind], *extras])]
+        done = {at for batch in stepped for at in batch.members}
+        for at in [at for at in range(len(kinds)) if at not in done]:
+            row = [in_memory_order(column[at]) for column in columns]
+            chosen(*row, *numbers[kinds[at]], *extras)
 
     return run
+
+
+def _batches(gm: GraphModule, members: Members, tensors: Sequence[Tensor]) -> Iterator[Batch]:
+    """Yield the members that are stepped together; none if some are packed."""
+    columns = [[tensors[at] for at in column] for column in members.columns]
+    aliases, inputs = AliasSets(gm.graph), gm.graph.find_nodes(op="placeholder")
+    written = [aliases.mutated(node) for node, _ in zip(inputs, columns, strict=False)]
+    if not any(isinstance(tensor, PackedTensor) for column in columns for tensor in column):
+        yield from batches(members.kinds, columns, written)
 
 
 def kernel_inputs(gm: GraphModule) -> StepInputs:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fxamp.kernels import check_, check_unscale_
 from fxamp.optim.clip import Squares
 from fxamp.optim.gradients import GradientGroup
 from fxamp.scaler.graphs.graph_flags import GraphFlags
@@ -74,6 +73,8 @@ def check_group(
     Returns:
         int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.
     """
+    from fxamp.kernels import check_, check_unscale_
+
     flags = torch.empty(len(group.gradients), dtype=torch.int32, device=group.device)
     if not group.gradients:
         return flags
