@@ -8,6 +8,7 @@ from torch.fx import GraphModule
 
 from fxamp.backend.compilation import Compilation
 from fxamp.backend.eager_checkpoints import keep_random_numbers
+from fxamp.backend.eager_functions import save_for_second_backward
 from fxamp.backend.options import Options
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import MachineError
@@ -24,7 +25,8 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, compil
         lowered = _LOWERINGS[options.lowering](gm, inputs, options, compilation)
     run = compilation.run(lowered, gm)
     if options.lowering == "eager":
-        keep_random_numbers(gm)  # nothing analyses the graph from here on
+        save_for_second_backward(gm)  # nothing analyses the graph from here on
+        keep_random_numbers(gm)
     return run
 
 

@@ -1,0 +1,113 @@
+"""autograd.Functions in a graph that runs eagerly: what they save has its gradient in a second backward.
+
+torch's op for a captured Function hands what is saved from its forward to its backward past autograd, and Dynamo
+captures the backward without gradients. That is enough for AOTAutograd and Inductor, which refuse a second backward.
+Run without them, the op silently drops what flows through the Function in a second backward, as of a gradient penalty.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fxamp.errors import DoubleBackwardError
+from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames
+from fxamp.graph.higher_order import autograd_function
+
+#: Arguments of torch's op: which saved values the program gave to ``save_for_backward``; which results it marked. If
+#: torch renames them, the op stays, and second derivatives are those that it gives.
+_SAVED, _CONSTANT, _DIRTY = "saved_for_backward_idx", "non_differentiable_idx", "dirty_idx"
+
+_SET_GRAD = torch._C._set_grad_enabled
+
+
+def save_for_second_backward(gm: GraphModule) -> None:
+    """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
+
+    Graphs with torch.func transforms stay as they are. Afterwards ``gm`` is for running, not for analysis:
+    :func:`fxamp.graph.higher_order.autograd_function` no longer finds these.
+    """
+    for module in list(dict.fromkeys(all_graphs(gm))):
+        if any(nesting_change(node.target) for node in module.graph.nodes):
+            continue
+        for node in module.graph.nodes:
+            function = autograd_function(node) if _SAVED in node.kwargs else None
+            if function is not None:
+                function.backward.module.meta[_SECOND] = _differentiable(function.backward.module)
+                node.target = _apply
+        module.recompile()
+
+
+#: In ``meta`` of a Function's backward: the same with gradients; None if it is unknown where the program wants them.
+_SECOND = "fxamp_second_backward"
+
+
+def _differentiable(backward: GraphModule) -> GraphModule | None:
+    """Return ``backward`` without the calls by which Dynamo turns gradients off around it.
+
+    Itself if the program says ``once_differentiable``. None if the program turns gradients on or off inside more than
+    once: which of the calls belong together is unknown.
+    """
+    if any(_is_once(frame) for node in backward.graph.nodes for frame in source_frames(node)):
+        return backward
+    copied = deepcopy(backward)
+    calls = copied.graph.find_nodes(op="call_function", target=_SET_GRAD)
+    if [call.args[0] for call in (*calls[:1], *calls[-1:])] != [False, True] or len(calls) not in (2, 4):
+        return None
+    for call in (calls[0], calls[-1]):
+        copied.graph.erase_node(call)
+    for call in calls[2:-1]:
+        call.args = (True,)
+    copied.recompile()
+    return copied
+
+
+def _is_once(frame: SourceFrame) -> bool:
+    return frame.function == "wrapper" and frame.file == torch.autograd.function.__file__
+
+
+@dataclass(frozen=True)
+class _Call:
+    forward: GraphModule
+    backward: GraphModule
+    saved: frozenset[int]
+    constant: frozenset[int]
+    dirty: frozenset[int]
+
+
+def _apply(forward: GraphModule, backward: GraphModule, *operands: Any, **options: Any) -> Any:
+    indices = (frozenset(options.get(name, ())) for name in (_SAVED, _CONSTANT, _DIRTY))
+    return _Captured.apply(_Call(forward, backward, *indices), *operands)  # type: ignore[no-untyped-call]
+
+
+class _Captured(torch.autograd.Function):
+    """A Function of two graphs. What the program kept as an attribute is not checked for later writes."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *operands: Any) -> Any:
+        results, saved = call.forward(*operands)
+        leaves = pytree.tree_leaves(results)
+        ctx.mark_dirty(*(leaves[index] for index in call.dirty))
+        ctx.mark_non_differentiable(*(leaves[index] for index in call.constant))
+        ctx.save_for_backward(*(value for index, value in enumerate(saved) if index in call.saved))
+        ctx.attributes = {index: value for index, value in enumerate(saved) if index not in call.saved}
+        ctx.call = call
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        tensors = ctx.saved_tensors
+        count, rest = len(ctx.attributes) + len(tensors), iter(tensors)
+        values = [*gradients, *(ctx.attributes[at] if at in ctx.attributes else next(rest) for at in range(count))]
+        again = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
+        backward = ctx.call.backward.meta[_SECOND] if again else ctx.call.backward
+        if backward is None:
+            raise DoubleBackwardError(
+                "a second backward through an autograd.Function whose backward turns gradients on or off more than "
+                "once; accepted: torch.compiler.disable around the Function"
+            )
+        return None, *pytree.tree_leaves(backward(*values), is_leaf=lambda value: value is None)

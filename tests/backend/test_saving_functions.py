@@ -1,0 +1,185 @@
+"""What autograd.Functions save and return: results and gradients of every input are those of eager autocast."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from exhaustive import each_once
+from like_autocast import assert_like_autocast, compile_with, leaf, run
+from saving_functions import (
+    Adjoint,
+    Asks,
+    CallsAnother,
+    Coupling,
+    Decorated,
+    Entmax15,
+    GivesNone,
+    InBfloat16,
+    InFloat32,
+    InPlace,
+    Nests,
+    Once,
+    OnContext,
+    ReturnsAliases,
+    ReturnsInput,
+    ReturnsItsInput,
+    ReturnsSaved,
+    ReturnsView,
+    Reversible,
+    SavesDetached,
+    SavesInputAndResult,
+    SavesIntermediate,
+    SavesMask,
+    SavesNothing,
+    SavesOneOfTwo,
+    SavesResult,
+    SavesResultFirst,
+    SavesTwice,
+    SavesTwoResults,
+    SavesView,
+    SetUp,
+    Sparsemax,
+    TakesMore,
+    Unmaterialized,
+    WithIndices,
+    WritesInside,
+)
+from scaled_runs import assert_same_gradients, by_fxamp, by_torch
+from torch import Tensor
+from torch.testing._internal.autograd_function_db import autograd_function_db
+from torch.utils.checkpoint import checkpoint
+
+import fxamp
+
+Program = Callable[[Tensor, Tensor], Any]
+LOWERINGS = ("eager", "aot_eager")
+
+ALONE = (
+    CallsAnother, InBfloat16, InFloat32, Nests, OnContext, Once, ReturnsItsInput, ReturnsSaved, ReturnsView,
+    SavesDetached, SavesInputAndResult, SavesIntermediate, SavesMask, SavesNothing, SavesOneOfTwo, SavesResult,
+    SavesTwice, SavesTwoResults, SavesView, Sparsemax, Unmaterialized, WithIndices, WritesInside,
+)  # fmt: skip
+
+
+def of_a_product(function: Any) -> Program:
+    return lambda a, b: function.apply(a @ b)
+
+
+def _region(a: Tensor, b: Tensor) -> Tensor:
+    h = a @ b
+    with torch.autocast("cpu", enabled=False):
+        h = SavesResult.apply(h.float() @ b)
+    return h @ a
+
+
+def _off(a: Tensor, b: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return Decorated.apply(a @ b, b)
+
+
+def _branch(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cond(a.sum() > 0, lambda x, y: SavesResult.apply(x @ y), lambda x, y: (y @ x).sin(), (a @ b, b + 1))
+
+
+#: Programs whose gradients are autocast's bit for bit, under a named policy too.
+PROGRAMS: dict[str, Program] = {function.__name__: of_a_product(function) for function in ALONE} | {
+    "SavesResultFirst": lambda a, b: SavesResultFirst.apply(a @ b, b @ a),
+    "Decorated": lambda a, b: Decorated.apply(a @ b, b + 1),
+    "SetUp": lambda a, b: SetUp.apply(a @ b, 0.5),
+    "Asks": lambda a, b: Asks.apply(a @ b, b @ a, (a + b) @ b),
+    "Asks for one": lambda a, b: Asks.apply((a @ b).detach(), b @ a, (a @ a).detach()),
+    "GivesNone": lambda a, b: GivesNone.apply(a @ b, b @ a),
+    "one result of two": lambda a, b: SavesTwoResults.apply(a @ b)[0],
+    "Unmaterialized, one of two": lambda a, b: Unmaterialized.apply(a @ b)[1],
+    "ReturnsInput": lambda a, b: ReturnsInput.apply(a @ b, 2.0),
+    "TakesMore": lambda a, b: TakesMore.apply(a @ b, -1, ("a", "b")),
+    "TakesMore, all": lambda a, b: TakesMore.apply(a @ b, 0, ("a", "b"), True, None),
+    "Reversible": lambda a, b: Reversible.apply(a @ b, b @ a, b),
+    "Coupling": lambda a, b: Coupling.apply(a @ b, (b @ a) * 0.1),
+    "Adjoint": lambda a, b: Adjoint.apply(a @ b, b, 3),
+    "twice in a row": lambda a, b: SavesResult.apply(SavesResult.apply(a @ b) @ b),
+    "twice alike": lambda a, b: SavesResult.apply(a @ b) * SavesResult.apply(b @ a),
+    "in a checkpoint": lambda a, b: checkpoint(
+        lambda x, y: SavesResult.apply(x @ y) @ y, a @ b, b + 1, use_reentrant=False
+    ),
+    "in a cond": _branch,
+    "in a region": _region,
+    "in a region that is off": _off,
+    "of a view": lambda a, b: SavesResult.apply((a @ b).t()) @ a,
+    "without gradients": lambda a, b: SavesResult.apply((a @ b).detach()) @ b,
+}
+
+#: Programs that are autocast's bit for bit where autocast is around the call: under a named policy Dynamo has baked
+#: ``dtype=x.dtype`` as float32, or breaks the graph before the Function.
+AROUND: dict[str, Program] = PROGRAMS | {
+    "Entmax15": of_a_product(Entmax15),
+    "Sparsemax, another dimension": lambda a, b: Sparsemax.apply(a @ b, 0),
+    "InPlace": of_a_product(InPlace),
+    "one tensor twice": lambda a, b: (lambda h: SavesResultFirst.apply(h, h))(a @ b),
+}
+
+
+@each_once("name, lowering", PROGRAMS, LOWERINGS)
+def test_under_a_named_policy(name: str, lowering: str) -> None:
+    assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering)
+
+
+@each_once("name, lowering", AROUND, LOWERINGS)
+def test_under_an_ambient_autocast(name: str, lowering: str) -> None:
+    assert_like_autocast(AROUND[name], leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
+
+
+def test_results_that_share_memory() -> None:
+    """Under AOTAutograd, torch itself drops the gradient of one of the two."""
+    assert_like_autocast(of_a_product(ReturnsAliases), leaf(4, 4), leaf(4, 4), lowering="eager")
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize(
+    "name", ["SavesResult", "SavesTwoResults", "Decorated", "OnContext", "in a checkpoint", "SetUp"]
+)
+def test_with_a_scaler(name: str, lowering: str) -> None:
+    def program(a: Tensor, b: Tensor) -> Any:
+        return PROGRAMS[name](a * 0.3, b * 0.3)
+
+    inputs = leaf(4, 4), leaf(4, 4)
+    assert_same_gradients(by_fxamp(program, inputs, lowering), by_torch(program, inputs))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rewritten(name: str) -> None:
+    inputs = leaf(4, 4), leaf(4, 4)
+    rewritten = fxamp.rewrite(PROGRAMS[name], inputs, policy="cpu-bfloat16")
+    (results, gradients), (expected, wanted) = run(rewritten, inputs), run(PROGRAMS[name], inputs, torch.bfloat16)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+    assert gradients.keys() == wanted.keys() and all(torch.equal(gradients[key], wanted[key]) for key in wanted)
+
+
+#: Those of torch's database that Dynamo takes; it raises for a forward that returns an array of numpy.
+DATABASE = [op for op in autograd_function_db if "NotComposable" not in op.name]
+
+
+@pytest.mark.parametrize("op", DATABASE, ids=lambda op: op.name)
+def test_functions_of_torchs_database(op: Any) -> None:
+    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=True):
+        assert_like_autocast(lambda *inputs: op.op(*inputs, **sample.kwargs), sample.input, *sample.args)  # noqa: B023
+
+
+TWICE = ("SavesResult", "SavesTwice", "Asks", "OnContext", "Nests", "CallsAnother", "SetUp", "Once", "twice in a row")
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("name", [*TWICE, "in a checkpoint"])
+def test_a_second_backward_under_eager(name: str, around: bool) -> None:
+    def penalized(program: Program, autocast: bool) -> list[Tensor | None]:
+        a, b = leaf(4, 4), leaf(4, 4)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            result = program(a, b)
+        gradients = torch.autograd.grad(result.float().sum(), (a, b), create_graph=True)
+        torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().backward()
+        return [a.grad, b.grad]
+
+    compiled = compile_with(PROGRAMS[name], "eager", policy="auto" if around else "cpu-bfloat16")
+    for ours, theirs in zip(penalized(compiled, around), penalized(PROGRAMS[name], True), strict=True):
+        assert ours is not None and theirs is not None and torch.equal(ours, theirs)
