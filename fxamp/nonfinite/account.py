@@ -24,7 +24,7 @@ def account(
         value="nan" if readings.states[origin] is State.NAN else "inf",
         step=step,
         inputs=tuple(_reading(readings, at) for at in made_of),
-        before=None if before is None else before.magnitude(origin),
+        before=None if before is None else before.magnitudes[origin],
         casts=tuple(_cast(entry) for at in made_of if (entry := flow.values[at].entry).is_cast and is_narrow(entry)),
         infected=_infected(readings, origin),
         advice=_advice(readings, origin, made_of) if forward is None else "",
@@ -43,7 +43,7 @@ def _made_of(readings: Readings, origin: int) -> list[int]:
 def _reading(readings: Readings, at: int) -> Reading:
     value = readings.flow.values[at]
     what = value.entry.target if value.kind is Kind.OP else str(value.kind)
-    return Reading(value.entry.name, what, value.entry.dtype, readings.magnitude(at))
+    return Reading(value.entry.name, what, value.entry.dtype, readings.magnitudes[at])
 
 
 def _cast(entry: Entry) -> str:
@@ -86,6 +86,6 @@ def _makers(readings: Readings, at: int) -> list[Entry]:
         own = value.number is not None and not value.entry.is_cast
         if own:
             makers[at] = value.entry
-        if not own or not readings.magnitude(at):
+        if not own or not readings.magnitudes[at]:
             left += value.inputs
     return list(makers.values())

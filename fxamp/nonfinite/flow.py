@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import AliasSets, graph_output, tensor_value, writes
+from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
 from fxamp.graph.higher_order import bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
@@ -38,8 +38,9 @@ class Value:
 
     ``entry`` records its op, or it itself if it is an input. ``inputs``: the positions of the values that it is made
     of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest finite number of its
-    dtype, 0 if it is not floating. ``meant``: an infinite number is among the arguments of its op. ``fresh``: it is
-    made of finite numbers alone. ``forward``: in a backward, the name of the forward's node that it belongs to.
+    dtype, 0 if it is not floating; a tuple of results is as its first floating one. ``meant``: an infinite number is
+    among the arguments of its op. ``fresh``: it is made of finite numbers alone. ``forward``: in a backward, the name
+    of the forward's node that it belongs to.
     """
 
     entry: Entry
@@ -149,15 +150,14 @@ class _Reader:
 
     def _add(self, node: Node, entry: Entry, prefix: str, reads: Sequence[Any], kind: Kind) -> int:
         inputs = tuple(dict.fromkeys(read for read in reads if isinstance(read, int)))
-        value = tensor_value(node)
-        floating = value is not None and value.is_floating_point()
+        floating = [value.dtype for value in fake_tensors(node.meta.get("val")) if value.is_floating_point()]
         self.values.append(
             Value(
                 replace(entry, name=prefix + entry.name),
                 inputs,
                 kind,
                 self._numbers.get(prefix + node.name),
-                torch.finfo(value.dtype).max if floating and value is not None else 0.0,
+                torch.finfo(floating[0]).max if floating else 0.0,
                 holds_infinity(node),
                 kind is Kind.OP and not passes_on(node) and is_made_of_numbers(node),
                 node.meta.get("custom", {}).get(OP, ""),

@@ -7,13 +7,15 @@
    some, else to infinities. A value without such inputs is an origin; the first one in program order is named.
 3. An infinity is meant if an infinite number stands in the program (``masked_fill(..., -inf)``), or comes with an
    input, and has reached the value only through ops that carry a mask on: sums, selections, views, casts. The search
-   does not go back to what is meant. So the op that makes a NaN of a mask is named: a softmax over a masked row.
+   does not go back to what is meant. The lowest number of a dtype, which a narrower one cannot hold, counts as infinite
+   in a mask. So the op that makes a NaN of a mask is named: a softmax over a masked row.
 4. But if the mask comes from outside, and another op than :data:`MASKED` makes a NaN of it, the input is named.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from math import isnan
 
 from fxamp.nonfinite.flow import Flow, Kind, Value
 
@@ -50,31 +52,54 @@ _SCALE = frozenset({"mul", "div"})
 
 @dataclass(frozen=True)
 class Readings:
-    """What one run of a graph measured: the state of each value, and whether its infinities are meant."""
+    """What one run of a graph measured, by value: its largest magnitude, its state, and whether an infinity is meant.
+
+    Of a value that is not measured these are those of what it is made of; a magnitude is None if nothing is known.
+    """
 
     flow: Flow
-    numbers: Sequence[float]
-    states: Sequence[State]
-    meant: Sequence[bool]
+    magnitudes: list[float | None] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+    meant: list[bool] = field(default_factory=list)
 
     @staticmethod
     def of(flow: Flow, numbers: Sequence[float]) -> "Readings":
         """Return the readings for the numbers that a run returned."""
-        states: list[State] = []
-        meant: list[bool] = []
+        readings = Readings(flow)
         for value in flow.values:
-            states.append(_state(value, numbers, states))
-            meant.append(states[-1] is State.INFINITE and _is_meant(value, states, meant))
-        return Readings(flow, numbers, states, meant)
+            readings._add(value, numbers)
+        return readings
 
-    def magnitude(self, at: int) -> float | None:
-        """Return the largest magnitude of a value, or of those that it is made of; None if nothing measured it."""
-        value = self.flow.values[at]
+    def _add(self, value: Value, numbers: Sequence[float]) -> None:
+        sources = value.inputs if value.limit and not value.fresh else ()
         if value.number is not None:
-            return self.numbers[value.number]
-        below = [self.magnitude(source) for source in value.inputs] if value.limit else []
-        known = [number for number in below if number is not None]
-        return max(known) if known else None
+            magnitude: float | None = numbers[value.number]
+            state = _state(numbers[value.number], value.limit)
+        else:
+            known = [number for source in sources if (number := self.magnitudes[source]) is not None]
+            magnitude = max(known, default=None)
+            state = max((self.states[source] for source in sources), default=State.FINITE)
+        self.magnitudes.append(magnitude)
+        self.states.append(state)
+        self.meant.append(state is State.INFINITE and self._is_meant(value))
+
+    def _is_meant(self, value: Value) -> bool:
+        """Apply rule 3 to an infinite value."""
+        if value.meant:
+            return True
+        if value.kind is not Kind.OP:
+            return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
+        if value.number is not None and value.op not in _CARRY and not (value.op in _SCALE and len(value.inputs) == 1):
+            return False
+        sources = [source for source in value.inputs if self.states[source]]
+        if sources:
+            return all(self.meant[source] for source in sources)
+        return any(self._is_lowest(source) for source in value.inputs)
+
+    def _is_lowest(self, at: int) -> bool:
+        """Whether a value holds the lowest number of its dtype, as masks do."""
+        magnitude = self.magnitudes[at]
+        return magnitude is not None and magnitude >= _LOWEST * self.flow.values[at].limit > 0
 
     def alarms(self) -> list[int]:
         """Return the results of the graph that are not finite and not meant (1)."""
@@ -132,21 +157,9 @@ class Readings:
         return at
 
 
-def _state(value: Value, numbers: Sequence[float], states: Sequence[State]) -> State:
-    if value.number is not None:
-        number = numbers[value.number]
-        return State.NAN if number != number else State.INFINITE if number > value.limit else State.FINITE
-    if not value.limit or value.fresh:
-        return State.FINITE
-    return max((states[source] for source in value.inputs), default=State.FINITE)
+def _state(number: float, limit: float) -> State:
+    return State.NAN if isnan(number) else State.INFINITE if number > limit else State.FINITE
 
 
-def _is_meant(value: Value, states: Sequence[State], meant: Sequence[bool]) -> bool:
-    """Apply rule 3 to an infinite value."""
-    if value.meant:
-        return True
-    if value.kind is not Kind.OP:
-        return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
-    sources = [source for source in value.inputs if states[source]]
-    carried = value.number is None or value.op in _CARRY or (value.op in _SCALE and len(value.inputs) == 1)
-    return carried and bool(sources) and all(meant[source] for source in sources)
+#: The share of its dtype's limit from which on a number stands for infinity.
+_LOWEST = 0.99
