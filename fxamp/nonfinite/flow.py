@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -18,7 +17,7 @@ from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
 from fxamp.graph.higher_order import bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
-from fxamp.passes.shared.magnitudes import MEASURED, OP, holds_infinity, is_made_of_numbers, passes_on
+from fxamp.passes.shared.magnitudes import MEASURED, OP, holds_infinity, is_made_of_numbers, largest_finite, passes_on
 
 
 class Kind(StrEnum):
@@ -37,10 +36,10 @@ class Value:
     """A value of a graph.
 
     ``entry`` records its op, or it itself if it is an input. ``inputs``: the positions of the values that it is made
-    of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest finite number of its
-    dtype, 0 if it is not floating; a tuple of results is as its first floating one. ``meant``: an infinite number is
-    among the arguments of its op. ``fresh``: it is made of finite numbers alone. ``forward``: in a backward, the name
-    of the forward's node that it belongs to.
+    of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest number that is finite
+    in its dtype, 0 if it is not floating; a tuple of results is as its first floating one. ``meant``: an infinite
+    number is among the arguments of its op. ``fresh``: it is made of finite numbers alone. ``passes``: it holds what
+    its inputs hold, maybe converted. ``forward``: in a backward, the name of the forward's node that it belongs to.
     """
 
     entry: Entry
@@ -50,6 +49,7 @@ class Value:
     limit: float = 0.0
     meant: bool = False
     fresh: bool = False
+    passes: bool = False
     forward: str = ""
 
     @property
@@ -157,9 +157,10 @@ class _Reader:
                 inputs,
                 kind,
                 self._numbers.get(prefix + node.name),
-                torch.finfo(floating[0]).max if floating else 0.0,
+                largest_finite(floating[0]) if floating else 0.0,
                 holds_infinity(node),
                 kind is Kind.OP and not passes_on(node) and is_made_of_numbers(node),
+                passes_on(node),
                 node.meta.get("custom", {}).get(OP, ""),
             )
         )

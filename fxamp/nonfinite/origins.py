@@ -54,7 +54,8 @@ _SCALE = frozenset({"mul", "div"})
 class Readings:
     """What one run of a graph measured, by value: its largest magnitude, its state, and whether an infinity is meant.
 
-    Of a value that is not measured these are those of what it is made of; a magnitude is None if nothing is known.
+    Of a value that is not measured these are those of what it is made of; a magnitude is None if nothing is known. A
+    conversion overflows if what it reads is larger than its dtype allows.
     """
 
     flow: Flow
@@ -76,9 +77,12 @@ class Readings:
             magnitude: float | None = numbers[value.number]
             state = _state(numbers[value.number], value.limit)
         else:
-            known = [number for source in sources if (number := self.magnitudes[source]) is not None]
-            magnitude = max(known, default=None)
+            below = [self.magnitudes[source] for source in sources if self.flow.values[source].limit]
+            known = [number for number in below if number is not None]
+            magnitude = max(known, default=None) if value.passes and len(known) == len(below) else None
             state = max((self.states[source] for source in sources), default=State.FINITE)
+            if magnitude is not None and not state:  # a conversion
+                state = _state(magnitude, value.limit)
         self.magnitudes.append(magnitude)
         self.states.append(state)
         self.meant.append(state is State.INFINITE and self._is_meant(value))

@@ -2,17 +2,26 @@
 
 As measure-results does for a forward, but in AOTAutograd's graph, after its decompositions: with the ops that Inductor
 lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
-what is computed again, the forward has measured; what a loss scale multiplies is measured on its other side.
+what is computed again, the forward has measured; what a loss scale multiplies is measured on its other side. Of the ops
+into which the backward of one op is decomposed, those are measured whose results leave it.
 """
 
 from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, graph_output
+from fxamp.graph import GraphWriter, floating_inputs, graph_output
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context, Result, TracedPass
-from fxamp.passes.shared.magnitudes import MEASURED, MagnitudeWriter, is_measured, measured_results
+from fxamp.passes.shared.magnitudes import (
+    MEASURED,
+    OP,
+    MagnitudeWriter,
+    is_measured,
+    is_narrowing,
+    measured_results,
+    passes_on,
+)
 from fxamp.passes.shared.saved_values import in_backward
 
 
@@ -31,9 +40,15 @@ class MeasureGradients(TracedPass[Context]):
         entering, returned = set(tangents(gm)), measured_results(output)
         names: list[str] = []
         parts: list[Node] = []
+        known: set[Node] = set()
         for node in list(gm.graph.nodes):
-            placed = node in entering if node.op == "placeholder" else in_backward(node)
-            if placed and (node in returned or is_measured(node)):
+            placed = node in entering if node.op == "placeholder" else in_backward(node) and _leaves_op(node)
+            inherits = passes_on(node) and known.issuperset(floating_inputs(node))
+            if inherits:
+                known.add(node)
+            overflows = in_backward(node) and not inherits and is_narrowing(node)
+            if overflows or (placed and (node in returned or is_measured(node))):
+                known.add(node)
                 with gm.graph.inserting_before(first if node.op == "placeholder" else node.next):
                     names.append(node.name)
                     parts.append(writer.magnitude(node))
@@ -48,3 +63,15 @@ class MeasureGradients(TracedPass[Context]):
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         return None if MEASURED in graph_output(gm.graph).meta else "nothing says what is measured"
+
+
+def _leaves_op(node: Node) -> bool:
+    """Whether what ``node`` returns is read by the backward of another op than its own, or leaves the graph."""
+    if _op(node) is None:
+        return True
+    return any(_op(user) != _op(node) or (passes_on(user) and _leaves_op(user)) for user in node.users)
+
+
+def _op(node: Node) -> object:
+    """Return the forward's op to which ``node`` belongs; None if it belongs to none, as a sum of gradients does."""
+    return node.meta.get("custom", {}).get(OP)

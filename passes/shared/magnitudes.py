@@ -4,7 +4,7 @@ One number says whether a value is finite, whether it holds a NaN, and how far i
 is a reduction over the value alone, so that a compiler computes it in the loop that makes or reads the value.
 
 Not measured is what says nothing of its own: views and copies of what is measured, parts of it and what joins it,
-conversions to a wider dtype, and what is made without floating inputs out of finite numbers.
+conversions, since whether one overflows follows from the magnitude before it, and what is made of finite numbers alone.
 """
 
 import operator
@@ -80,21 +80,35 @@ def passes_on(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return False
     name = base_name(node)
-    if name not in _CONVERSIONS:
-        return name in WHOLE or name in PARTS
-    before, after = tensor_value(node.args[0]), tensor_value(node)
-    return before is not None and after is not None and not _narrows(before.dtype, after.dtype)
+    if _is_conversion(node):  # whether it overflows follows from the largest magnitude before, if that is known
+        before, after = tensor_value(node.args[0]), tensor_value(node)
+        return before is not None and after is not None and (before.is_floating_point() or not _overflows(after.dtype))
+    return name in WHOLE or name in PARTS
 
 
-def _narrows(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a finite number of one dtype can be infinite in the other."""
-    return after.is_floating_point and _largest(before) > torch.finfo(after).max
+def is_narrowing(node: Node) -> bool:
+    """Whether ``node`` converts to a floating dtype of a smaller range, in which what was finite can be infinite."""
+    before, after = (tensor_value(node.args[0]), tensor_value(node)) if node.args else (None, None)
+    if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
+        return False
+    return (
+        _is_conversion(node) and can_be_measured(node) and torch.finfo(before.dtype).max > torch.finfo(after.dtype).max
+    )
 
 
-def _largest(dtype: torch.dtype) -> float:
-    if dtype.is_floating_point:
-        return torch.finfo(dtype).max
-    return 1 if dtype is torch.bool else 2.0**63
+def _is_conversion(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and base_name(node) in _CONVERSIONS
+
+
+def _overflows(dtype: torch.dtype) -> bool:
+    """Whether there are integers that are infinite in ``dtype``."""
+    return dtype.is_floating_point and largest_finite(dtype) < 2.0**64
+
+
+def largest_finite(dtype: torch.dtype) -> float:
+    """Return the number up to which all round to finite ones in ``dtype``."""
+    limits = torch.finfo(dtype)
+    return limits.max * (1 + limits.eps / 4) if dtype.itemsize == 2 else limits.max
 
 
 def is_made_of_numbers(node: Node) -> bool:

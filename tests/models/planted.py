@@ -39,6 +39,10 @@ class Watched:
         numbers: list[float] = pytree.tree_leaves(results)[-1].tolist()
         return numbers
 
+    def op_of(self, name: str) -> str:
+        """The op of the forward to which the node called ``name`` belongs, in a backward; else the node itself."""
+        return next((value.forward for value in self.flow.values if value.entry.name == name), "") or name
+
     def named(self, fault: "Fault | None" = None, mode: "FirstOp | None" = None) -> str | None:
         """The node that is named for a run; None if there is no alarm."""
         readings = Readings.of(self.flow, self.run(fault, mode))
@@ -153,6 +157,6 @@ def misnamed(graphs: Sequence[Watched], fault: Callable[[str], Fault]) -> tuple[
             if named is None:
                 continue
             reached += 1
-            if named.rpartition("/")[2] != node.name:
+            if named != node.name and graph.op_of(named) != graph.op_of(node.name):
                 wrong.append(f"{node.name} ({node.target}): {named}")
     return reached, wrong
