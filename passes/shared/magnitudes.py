@@ -151,9 +151,12 @@ class MagnitudeWriter:
         source = node if self._traced else call(aten.detach.default, node)
         if any(hint(size) is None for size in value.shape):  # there may be no elements, and then no largest
             source = call(aten.constant_pad_nd.default, call(aten.reshape.default, source, [-1]), [0, 1])
+        rows = [-1] if _has_rows(source.meta["val"]) else None
         if not self._traced:
-            return call(aten.linalg_vector_norm.default, source, torch.inf, None, False, dtype=wide)
-        largest = call(aten.amax.default, call(aten.abs.default, source))
+            largest = call(aten.linalg_vector_norm.default, source, torch.inf, rows, False, dtype=wide)
+        else:
+            largest = call(aten.amax.default, call(aten.abs.default, source), *([rows] if rows else []))
+        largest = call(aten.amax.default, largest) if rows else largest
         return self._writer.in_dtype(largest, wide)
 
     def joined(self, parts: list[Node]) -> Node:
@@ -167,6 +170,19 @@ class MagnitudeWriter:
             row = self._writer.on_device(self._writer.in_dtype(part, widest), device)
             rows.append(call(aten.unsqueeze.default, row, 0) if row.meta["val"].dim() == 0 else row)
         return call(aten.cat.default, rows)
+
+
+def _has_rows(value: Tensor) -> bool:
+    """Whether to reduce the rows of ``value`` first: a GPU does so where it reads them, as for a norm or a softmax.
+
+    A CPU reads all elements in one loop, as it does for ops on each element.
+    """
+    width = hint(value.shape[-1]) if value.dim() > 1 else None
+    return value.device.type != "cpu" and width is not None and width >= _ROW
+
+
+#: The number of elements from which on a row is reduced by itself.
+_ROW = 32
 
 
 def measured_results(output: Node) -> set[Node]:
