@@ -133,6 +133,7 @@ class Report:
         numbered = list(enumerate(self.graphs))
         verbatim = [f"  graph {i}: {text}" for i, g in numbered for text in by_reason(g.verbatim, _NAMED)]
         breaks = [f"  after graph {i}: {g.ended}" for i, g in numbered if g.ended]
+        breaks += [f"  before the first op: {function}" for function in self._without_graph()]
         notes = list(self._fp8())
         before, after = self.kept
         if before is not None and after is not None:
@@ -156,6 +157,11 @@ class Report:
         if len(self.graphs) > 1 or breaks:
             notes.append(("Code that is in none of these graphs runs unchanged, in its own dtypes.", []))
         return notes
+
+    def _without_graph(self) -> list[str]:
+        """Return the functions whose first graph a break ended before an op: no graph holds the break's reason."""
+        known = [graph.ended for graph in self.graphs]
+        return [function for function in self.ended if not any(function.split(": ", 2)[2] in text for text in known)]
 
     def _fp8(self) -> Iterator[tuple[str, list[str]]]:
         sums = [graph.totals for graph in self.graphs]

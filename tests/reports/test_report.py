@@ -25,6 +25,10 @@ class Recurrent(torch.nn.Module):
     def forward(self, x):
         hidden = self.first(x).relu()
         print("", end="")
+        return self.outside(hidden)
+
+    @torch.compiler.disable
+    def outside(self, hidden):
         return self.lstm(hidden)[0].sum()
 
 
@@ -58,6 +62,23 @@ def test_a_break_and_what_stayed_outside_are_named(recurrent):
     assert report.outside == tuple(f"lstm.{name}_l0" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     shown = str(report)
     assert "after graph 0:" in shown and "\n  lstm: 4\n" in shown and "none of these graphs runs unchanged" in shown
+
+
+def test_a_break_before_the_first_op_is_named_beside_graphs():
+    """torch 2.15 ends a graph at a recurrent layer, and compiles what comes after it."""
+
+    class Ended(torch.nn.Module):
+        def forward(self, x):
+            print("", end="")
+            return x @ x
+
+    torch._dynamo.reset()
+    model = Ended()
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(torch.ones(2, 2))
+    report = fxamp.report(model)
+    (reason,) = report.ended
+    assert len(report.graphs) == 1 and report.breaks == () and f"\n  before the first op: {reason}\n" in str(report)
 
 
 def test_what_is_kept_for_one_reason_is_one_line():

@@ -11,6 +11,7 @@ from small_models import Layer
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.policy.model.comparisons import holds
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
 
@@ -63,15 +64,15 @@ def sparse() -> Tensor:
 
 
 CASES: dict[type[nn.Module], tuple[Callable[[], Tensor], str]] = {
-    Recurrent: (
-        lambda: torch.randn(2, 3, 8),
-        "Attempted to wrap RNN, GRU, or LSTM: Dynamo does not support RNN, GRU, or LSTM.",
-    ),
-    Graph: (sparse, "torch.compile does not support sparse Tensors"),
+    Recurrent: (lambda: torch.randn(2, 3, 8), "Attempted to wrap RNN, GRU, or LSTM: "),
+    Graph: (sparse, "Attempted to wrap sparse Tensor: torch.compile does not support sparse Tensors"),
     Loops: (lambda: torch.randn(2, 8), REASON),
     Outer: (lambda: torch.randn(2, 8), REASON),
     Blocks: (lambda: torch.randn(2, 8), REASON),
 }
+
+if holds(">=2.15", torch.__version__):  # it ends the graph at such a layer
+    del CASES[Recurrent]
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -115,8 +116,7 @@ def test_the_reason_is_logged_once(kind: type[nn.Module], scaled: bool, caplog: 
 
 
 def test_it_is_logged_in_the_first_forward(caplog: pytest.LogCaptureFixture) -> None:
-    model = Recurrent()
-    torch.compile(model, backend="fxamp", options=OPTIONS)(torch.randn(2, 3, 8))
+    torch.compile(Loops(), backend="fxamp", options=OPTIONS)(torch.randn(2, 8))
     assert len(logged(caplog)) == 1
 
 
@@ -155,7 +155,7 @@ def test_the_report_of_another_model_of_the_class_knows_it_too() -> None:
         model = Recurrent()
         model.compile(backend="fxamp", options=OPTIONS)
         model(torch.randn(2, 3, 8))
-        assert CASES[Recurrent][1] in str(fxamp.report(model))
+        assert "Dynamo does not support RNN, GRU, or LSTM." in str(fxamp.report(model))
 
 
 def test_a_reason_that_no_longer_holds_is_forgotten() -> None:

@@ -91,8 +91,8 @@ def _document(results: Mapping[str, Figures]) -> dict[str, Any]:
     about = (
         f"Bytes moved, bytes kept for the backward, and their peak: of a training step of {MODEL} that returns the "
         f"loss alone ({layers} layers, extrapolated from {LAYERS[0]} and {LAYERS[1]}), over those of torch.compile + "
-        "autocast; counted, not measured. Error: of the gradient of a tiny GPT-2 against float64, over autocast's, on "
-        "a CPU."
+        "autocast; counted, not measured. Other versions of torch count what they compile. Error: of the gradient of a "
+        "tiny GPT-2 against float64, over autocast's, on a CPU."
     )
     versions = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
     return {"about": about, "versions": versions, "policies": {name: own.content() for name, own in results.items()}}
