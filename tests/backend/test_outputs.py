@@ -13,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import fxamp
 
+#: torch 2.11 and 2.12 warn where a program makes a class.
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")
+
 LOWERINGS = ("eager", "aot_eager")
 
 

@@ -110,17 +110,21 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, value)
 
 
-@pytest.mark.usefixtures("two_gpus")
-def test_the_backend_checks_the_gpu_of_the_graph() -> None:
+@pytest.fixture
+def fake_inputs() -> list[Any]:
+    """Made before GPUs are pretended: torch 2.11 puts a tensor on one that it finds."""
+    with FakeTensorMode():
+        return [torch.ones(2), torch.ones(2, device="meta"), torch.empty(2, device="cuda:1"), 3]
+
+
+def test_the_backend_checks_the_gpu_of_the_graph(fake_inputs: list[Any], two_gpus: None) -> None:
     new = policy(capability=">=8.9")
     assert policy_in_force.resolve_here(new, torch.device("cuda", 1)).unchecked == ()
     with pytest.raises(PolicyError, match=r"has 7\.5"):
         policy_in_force.resolve_here(new, torch.device("cuda", 0))
     assert policy_in_force.resolve_here(new, torch.device("cuda", 2)).unchecked  # a fake tensor's
-    with FakeTensorMode():
-        inputs = [torch.ones(2), torch.ones(2, device="meta"), torch.ones(2, device="cuda:1"), 3]
-    assert policy_choice.device_of(inputs) == torch.device("cuda", 1)
-    assert policy_choice.choose_policy(parse_options({"policy": new}), inputs).policy == new
+    assert policy_choice.device_of(fake_inputs) == torch.device("cuda", 1)
+    assert policy_choice.choose_policy(parse_options({"policy": new}), fake_inputs).policy == new
 
 
 @pytest.mark.usefixtures("two_gpus")
