@@ -30,8 +30,9 @@ def rebind_sizes(node: Node, result: Any) -> None:
 def drop_guards_on_ragged_sizes(shapes: ShapeEnv | None) -> None:
     """Forget the guards on ragged sizes of nested tensors that the program makes: such a size equals no number.
 
-    It is no size of an input, so Dynamo has no code to check it. Guards that read any other symbol stay. If torch
-    renames what is read here, programs that make nested tensors raise when they are compiled.
+    It is no size of an input, so Dynamo has no code to check it. Guards that read any other symbol stay. torch 2.15
+    makes no such guards. If an older one names things differently, programs that make nested tensors raise when they
+    are compiled.
     """
     guards = getattr(shapes, "guards", [])
     values = getattr(shapes, "backed_var_to_val", {})

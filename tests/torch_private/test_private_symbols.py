@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fxamp import torch_private as private
+from fxamp.policy.model.comparisons import holds
 
 
 def _mode() -> FakeTensorMode:
@@ -100,6 +101,7 @@ def test_guards_on_ragged_sizes_go_and_others_stay() -> None:
     before = {str(guard.expr) for guard in mode.shape_env.guards}
     private.drop_guards_on_ragged_sizes(mode.shape_env)
     after = {str(guard.expr) for guard in mode.shape_env.guards}
-    (dropped,) = before - after
-    assert str(ragged.node.expr) in dropped and str(of_values.expr) in after and len(after) > 1
+    of_ragged = [guard for guard in before if str(ragged.node.expr) in guard]
+    assert len(of_ragged) == holds("<2.15", torch.__version__), "torch 2.15 makes no guards on ragged sizes"
+    assert before - after == {*of_ragged} and str(of_values.expr) in after and len(after) > 1
     private.drop_guards_on_ragged_sizes(None)
