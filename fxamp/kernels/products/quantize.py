@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fxamp.errors import MachineError
 from fxamp.kernels.products import float4
 from fxamp.kernels.products.hadamard import transformed
 from fxamp.policy import PACKED, ROW, TENSOR, Quantization
@@ -202,6 +203,8 @@ def _multiply_rowwise(left: Quantized, right: Quantized, dtype: torch.dtype, fas
     of_left, of_right = left.scale.values.reciprocal(), right.scale.values.reciprocal()
     of_right = of_right.t() if of_right.dim() else of_right
     if fast:
+        if left.values.device.type == "cpu" and torch.__version__ < "2.12":
+            raise MachineError(f"torch {torch.__version__} multiplies what has a scale for each row on GPUs alone")
         return _scaled_mm(left.values, right.values, of_left, of_right, torch.bfloat16, fast).to(dtype)
     one = of_left.new_ones(())
     product = _scaled_mm(left.values, right.values, one, one, torch.bfloat16, fast)

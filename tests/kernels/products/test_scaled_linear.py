@@ -12,6 +12,7 @@ from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8, multiplied
 
+from fxamp.errors import MachineError
 from fxamp.kernels.products import scaled_linear as product
 from fxamp.kernels.products.quantize import quantize, scale_of
 from fxamp.policy import RECIPES as PRODUCTS
@@ -227,3 +228,9 @@ def test_the_noise_is_below_the_limits_of_torchaos_own_tests(recipe: str, dtype:
     assert ratio(wide @ weight.detach().double().t(), product.detach()) >= 18
     assert ratio(exact.t() @ wide, weight.grad) >= 17
     assert ratio(exact @ weight.detach().double(), x.grad) >= 17
+
+
+def test_a_torch_without_products_by_rows_on_cpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
+    with pytest.raises(MachineError, match=r"torch 2\.11\.0 multiplies .* GPUs alone"):
+        scaled(*leaves(16, 32, 48), "rowwise")
