@@ -25,7 +25,14 @@ def python(*arguments: str, cwd: Path = ROOT, path: Path | None = None, interpre
     return done.stdout
 
 
-@pytest.mark.parametrize("name", [*(f"fxamp/{name}" for name in FOLDERS), "src/fxamp"])
+def test_nothing_else_lies_at_the_top() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = {path.partition("/")[0] for path in listed.stdout.splitlines()}
+    files = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert {name for name in names if not name.startswith(".")} <= {"fxamp", "tests", *FOLDERS, *files}
+
+
+@pytest.mark.parametrize("name", [*(f"fxamp/{name}" for name in FOLDERS), ".src/fxamp"])
 def test_each_link_leads_to_a_top_level_folder(name: str) -> None:
     link = ROOT / name
     assert link.is_symlink() and link.resolve() == ROOT / link.name
@@ -44,7 +51,7 @@ def environment_of(folder: Path) -> str:
 def test_a_program_beside_the_clone_imports_the_package(form: str, name: str, tmp_path: Path) -> None:
     """As after `git clone URL && pip install -e ./fxamp`; and what is called `tools` stays the program's."""
     clone, interpreter = tmp_path / name, environment_of(tmp_path / "environment")
-    unneeded = shutil.ignore_patterns(".?*", "__pycache__", "*.egg-info", "build", "tests")
+    unneeded = shutil.ignore_patterns(".[!s]*", "__pycache__", "*.egg-info", "build", "tests")
     shutil.copytree(ROOT, clone, symlinks=True, ignore=unneeded)
     source = ["-e", str(clone)]
     if form != "editable":
