@@ -101,6 +101,7 @@ HERE = {
     "torch._guards.tracing": ">=2.11",
     "torch._higher_order_ops": ">=2.11",
     "torch._inductor.async_compile.shutdown_compile_workers": ">=2.11",
+    "torch._inductor.codecache.CppPythonBindingsCodeCache": ">=2.11",
     "torch._inductor.compile_fx": ">=2.11",
     "torch._inductor.cpp_builder.get_cpp_compiler": ">=2.11",
     "torch._inductor.custom_graph_pass.CustomPartitionerFn": ">=2.11",

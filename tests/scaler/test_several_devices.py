@@ -125,13 +125,14 @@ def test_flags_of_graphs_on_both() -> None:
 
 
 def test_few_places_copy_without_waiting() -> None:
-    """Others ask the first; a step's outcome has an event, and values kept on the host have ops that wait for them."""
+    """Others ask the first; a step's outcome and measured values have events, values kept on the host ops that wait."""
     folder = Path(fxamp.__file__).parent
     files = {path.relative_to(folder) for path in folder.rglob("*.py") if "non_blocking=" in path.read_text()}
-    places = ("torch_devices.py", "scaler/torch_contract/step_outcomes.py", "kernels/host_memory.py")
-    assert files == set(map(Path, places))
-    outcomes = (folder / "scaler/torch_contract/step_outcomes.py").read_text()
-    assert re.findall(r"(\w+)\.copy_\(.*non_blocking=", outcomes) == ["host"] and outcomes.count("non_blocking") == 1
+    with_event = ("scaler/torch_contract/step_outcomes.py", "nonfinite/monitor.py")
+    assert files == set(map(Path, ("torch_devices.py", "kernels/host_memory.py", *with_event)))
+    for place in with_event:
+        text = (folder / place).read_text()
+        assert re.findall(r"(\w+)\.copy_\(.*non_blocking=", text) == ["host"] and text.count("non_blocking") == 1
 
 
 @pytest.mark.gpu
