@@ -9,6 +9,7 @@ import pytest
 import torch
 from bench_graph import Workbench, policy, workbench
 from exhaustive import exhaustive
+from lacks import needs_rowwise_products
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchao_beside import RECIPES, autocast, converted, multiplied
@@ -108,6 +109,7 @@ def test_the_error_is_at_most_that_of_all_rows_at_once(recipe: str) -> None:
         assert (one - truth).norm() <= 1.1 * (other - truth).norm() + 1e-6 * truth.norm()
 
 
+@needs_rowwise_products
 def test_the_head_of_a_chunked_loss_runs_in_fp8() -> None:
     bench = bench_of("rowwise")
     (call,) = (node for node in all_nodes(bench.captured.module) if node.target is CHUNKED)
