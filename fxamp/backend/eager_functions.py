@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from fxamp.errors import DoubleBackwardError
 from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames
 from fxamp.graph.higher_order import autograd_function
+from fxamp.torch_private import untraced
 
 #: Arguments of torch's op: which saved values the program gave to ``save_for_backward``; which results it marked. If
 #: torch renames them, the op stays, and second derivatives are those that it gives.
@@ -99,6 +100,7 @@ class _Captured(torch.autograd.Function):
         return results
 
     @staticmethod
+    @untraced
     def backward(ctx: Any, *gradients: Any) -> Any:
         tensors = ctx.saved_tensors
         count, rest = len(ctx.attributes) + len(tensors), iter(tensors)

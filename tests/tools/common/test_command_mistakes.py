@@ -104,7 +104,7 @@ CASES = [
         "do not depend on how values are kept; accepted: gradient",
     ),
     ("bench polices", "did you mean 'policies'"),
-    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, step, cost, policies, kernels"),
+    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, host, step, cost, policies, kernels"),
     ("bench train --model gpt2", "'gpt2-124m'"),
     ("bench train --contenders fxamp,compile-autocst", "'compile-autocast'"),
     ("bench train --set widht=3", "'width'"),
