@@ -56,3 +56,8 @@ needs_scaled_adagrad = pytest.mark.skipif(
     not hasattr(torch.optim.Adagrad([torch.zeros(1)], fused=True), "_step_supports_amp_scaling"),
     reason="Adagrad of this torch unscales no gradients",
 )
+
+#: The same CPUs: oneDNN prepares each product in 8 bits anew, however small it is.
+needs_quick_fp8_products = pytest.mark.skipif(
+    not _multiplies(torch.float8_e4m3fnuz), reason="each product in 8 bits takes a tenth of a second on this CPU"
+)

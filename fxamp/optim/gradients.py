@@ -99,6 +99,10 @@ def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> li
     coalesced first, and the result replaces it: summing the values of one index is where scaled float16 overflows, so
     the check must see the sums.
     """
+    parameters = list(parameters)
+    usual = Gradients(parameters)
+    if len(usual.parameters) == len(parameters) and usual.plain and len(usual.devices) == 1:
+        return [GradientGroup(next(iter(usual.devices)), WHOLE, usual.parameters, usual.gradients, plain=True)]
     groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
         gradient = settle_gradient(parameter) if by_spread else parameter.grad

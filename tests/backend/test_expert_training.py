@@ -33,10 +33,10 @@ def losses(policy: str) -> tuple[float, float, Report]:
 
 @pytest.mark.exhaustive
 def test_a_mixture_in_mxfp8_learns_as_much_as_in_bfloat16() -> None:
-    """Within 1 %: 0.46 % above with this seed, 0.19 and 0.65 % with the next two."""
+    """At most 1 % above: -1.3 to 0.65 % with this seed and the next two, by the kind of CPU."""
     first, plain, _ = losses("cpu-bfloat16-moe")
     _, blocks, report = losses("cpu-bfloat16-mxfp8-moe")
     experts = [entry for entry in report.graphs[0].listing.entries if "scaled_experts" in entry.target]
     assert len(experts) == 2 and report.graphs[0].ops_by_dtype["mxfp8"] > 2
     assert plain < 0.5 * first
-    assert abs(blocks / plain - 1) < 0.01
+    assert blocks / plain < 1.01

@@ -13,7 +13,8 @@ from zoo import MODELS, Batch, build
 
 import fxamp
 
-#: The share of planted faults whose op is named.
+#: The share of planted faults whose op is named. One of a model's may not be: an infinity planted into the sum of
+#: scores and a mask looks like the mask's own, so that the softmax that reads it is named.
 NAMED = 0.98
 
 FAULTS = {"one infinity": (inf, False), "one NaN": (nan, False), "NaNs": (nan, True)}
@@ -41,7 +42,7 @@ def test_each_planted_fault_is_named(name: str, lowering: str, monkeypatch: pyte
     assert same(plain, measured)
     for value, whole in FAULTS.values():
         reached, wrong = misnamed(graphs, lambda node, value=value, whole=whole: Fault(node, value, whole))
-        assert reached > 10 and len(wrong) <= (1 - NAMED) * reached, wrong
+        assert reached > 10 and len(wrong) <= max(1, (1 - NAMED) * reached), wrong
 
 
 def test_eager_mode_op_by_op_finds_the_same_op_first(monkeypatch: pytest.MonkeyPatch) -> None:
