@@ -9,7 +9,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.kernels import check_
 from fxamp.kernels.gradient_request import Tables
-from fxamp.optim.gradients import group_gradients
+from fxamp.optim.gradients import Gradients
 from fxamp.optim.shards import Spread, all_plain, sum_over_ranks_
 from fxamp.torch_devices import moved
 
@@ -51,10 +51,10 @@ def norm_of(
     return square.sqrt()
 
 
-def squares_of(parameters: Iterable[Tensor]) -> Squares:
+def squares_of(parameters: Sequence[Tensor]) -> Squares:
     """Return the sums of squares of the parameters' gradients as stored; reads them all."""
     squares: Squares = []
-    for group in group_gradients(parameters, by_spread=True):
+    for group in Gradients(parameters).groups(by_spread=True):
         square = torch.zeros((), dtype=torch.float32, device=group.device)
         if group.gradients:
             check_(group.gradients, None, squared_norm=square)

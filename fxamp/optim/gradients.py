@@ -31,6 +31,7 @@ class Gradients:
 
     def __init__(self, every: Sequence[Tensor]) -> None:
         """``every``: all of the optimizer's parameters."""
+        self._every = every
         gradients = list(map(_grad, every))
         self.gradients = [gradient for gradient in gradients if gradient is not None]
         if len(self.gradients) == len(every):
@@ -55,11 +56,18 @@ class Gradients:
         """The gradients' dtypes."""
         return set(map(_dtype, self.gradients))
 
-    def groups(self) -> "list[GradientGroup]":
-        """Return them in groups, as :func:`group_gradients` does."""
-        if self.plain and len(self.devices) == 1:
+    def groups(self, by_spread: bool = False) -> "list[GradientGroup]":
+        """Group the gradients by device, and ``by_spread``: by how they are split between ranks.
+
+        The groups ``by_spread`` are the same on all ranks if the parameters are, also of those that have no gradient
+        here. A group holds plain tensors: a sparse gradient's values, a DTensor's local shard. A float16 sparse
+        gradient is coalesced first, and the result replaces it: summing the values of one index is where scaled
+        float16 overflows, so the check must see the sums.
+        """
+        everywhere = not by_spread or len(self.parameters) == len(self._every)
+        if self.plain and everywhere and len(self.devices) == 1:
             return [GradientGroup(next(iter(self.devices)), WHOLE, self.parameters, self.gradients, plain=True)]
-        return group_gradients(self.parameters)
+        return _grouped(self._every if by_spread else self.parameters, by_spread)
 
 
 @dataclass(frozen=True)
@@ -91,18 +99,7 @@ class GradientGroup:
         return GradientGroup(self.device, self.spread, parameters, gradients, self.plain)
 
 
-def group_gradients(parameters: Iterable[Tensor], by_spread: bool = False) -> list[GradientGroup]:
-    """Group the parameters' gradients by device, and ``by_spread``: by how they are split between ranks.
-
-    The groups ``by_spread`` are the same on all ranks if ``parameters`` are; parameters may have no gradient then. A
-    group holds plain tensors: a sparse gradient's values, a DTensor's local shard. A float16 sparse gradient is
-    coalesced first, and the result replaces it: summing the values of one index is where scaled float16 overflows, so
-    the check must see the sums.
-    """
-    parameters = list(parameters)
-    usual = Gradients(parameters)
-    if len(usual.parameters) == len(parameters) and usual.plain and len(usual.devices) == 1:
-        return [GradientGroup(next(iter(usual.devices)), WHOLE, usual.parameters, usual.gradients, plain=True)]
+def _grouped(parameters: Iterable[Tensor], by_spread: bool) -> list[GradientGroup]:
     groups: dict[tuple[torch.device, Spread], GradientGroup] = {}
     for parameter in parameters:
         gradient = settle_gradient(parameter) if by_spread else parameter.grad

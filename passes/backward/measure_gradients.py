@@ -52,13 +52,7 @@ class MeasureGradients(TracedPass[Context]):
                 with gm.graph.inserting_before(first if node.op == "placeholder" else node.next):
                     names.append(node.name)
                     parts.append(writer.magnitude(node))
-        output.meta[MEASURED] = tuple(names)
-        if parts:
-            with gm.graph.inserting_before(output):
-                output.args = ((*output.args[0], writer.joined(parts)),)  # type: ignore[misc]
-            if "desc" in output.meta:
-                output.meta["desc"] = [*output.meta["desc"], None]
-            gm.recompile()
+        writer.add_output(gm, names, parts)
         return Result(len(names), {"measured": len(names)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -63,12 +63,11 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
 
     ``body``: it is a checkpoint's, and what it reads is measured outside.
     """
-    output = graph_output(gm.graph)
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
     parts: list[Node] = []
     depth, first = 0, next(node for node in gm.graph.nodes if node.op != "placeholder")
-    results = measured_results(output)
+    results = measured_results(graph_output(gm.graph))
     made = {node for node in gm.graph.nodes if is_measured(node) or node in results}
     known = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _of_checkpoint(node)}
     for node in list(gm.graph.nodes):
@@ -83,11 +82,7 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
             elif node in made and node not in known:
                 names.append(node.name)
                 parts.append(writer.magnitude(node))
-    output.meta[MEASURED] = tuple(names)
-    if parts:
-        with gm.graph.inserting_before(output):
-            output.args = ((*output.args[0], writer.joined(parts)),)  # type: ignore[misc]
-        gm.recompile()
+    writer.add_output(gm, names, parts)
     return names
 
 

@@ -8,15 +8,16 @@ conversions, since whether one overflows follows from the magnitude before it, a
 """
 
 import operator
+from collections.abc import Sequence
 from math import isfinite
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import GraphWriter, base_name, has_strides, tensor_value
+from fxamp.graph import GraphWriter, base_name, graph_output, has_strides, tensor_value
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -158,6 +159,18 @@ class MagnitudeWriter:
             largest = call(aten.amax.default, call(aten.abs.default, source), *([rows] if rows else []))
         largest = call(aten.amax.default, largest) if rows else largest
         return self._writer.in_dtype(largest, wide)
+
+    def add_output(self, gm: GraphModule, names: Sequence[str], parts: list[Node]) -> None:
+        """Return ``parts`` as one more output, joined; ``meta[MEASURED]`` of the output node is ``names``."""
+        output = graph_output(gm.graph)
+        output.meta[MEASURED] = tuple(names)
+        if not parts:
+            return
+        with gm.graph.inserting_before(output):
+            output.args = ((*output.args[0], self.joined(parts)),)  # type: ignore[misc]
+        if "desc" in output.meta:  # AOTAutograd's description of each output
+            output.meta["desc"] = [*output.meta["desc"], None]
+        gm.recompile()
 
     def joined(self, parts: list[Node]) -> Node:
         """Return 0-dim and 1-dim ``parts`` as one 1-dim tensor of their widest dtype, on the first one's device."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from saving_functions import SavesResult
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -15,21 +16,8 @@ from fxamp.capture.distinct_results import OwnResults
 from fxamp.errors import CaptureError
 
 
-class Saved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return grad * y
-
-
 def function(a: Tensor, b: Tensor) -> Tensor:
-    return Saved.apply(a @ b)
+    return SavesResult.apply(a @ b)
 
 
 def checkpointed(a: Tensor, b: Tensor) -> Tensor:
@@ -41,7 +29,7 @@ def branches(a: Tensor, b: Tensor) -> Tensor:
 
 
 def nested(a: Tensor, b: Tensor) -> Tensor:
-    return checkpoint(lambda x: Saved.apply(x @ x), a @ b, use_reentrant=False)
+    return checkpoint(lambda x: SavesResult.apply(x @ x), a @ b, use_reentrant=False)
 
 
 def returned(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

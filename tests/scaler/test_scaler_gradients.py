@@ -7,7 +7,7 @@ import torch
 from side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
-from fxamp.optim.gradients import group_gradients
+from fxamp.optim.gradients import Gradients
 from fxamp.scaler import GradScaler
 
 Pair = namedtuple("Pair", "first second")
@@ -99,7 +99,7 @@ def test_a_sharded_gradient_is_unscaled_where_it_lies(bad: bool) -> None:
     loss: Tensor = weight.square().sum().to_local() * (float("inf") if bad else 1.0)
     scaler.scale(loss).backward()
     # A kernel takes addresses, and a DTensor has none of its own.
-    assert type(group_gradients([weight])[0].gradients[0]) is Tensor
+    assert type(Gradients([weight]).groups()[0].gradients[0]) is Tensor
     result = scaler.step(optimizer, return_skipped=True)
     assert result.skipped is bad
     assert_same(weight.detach().to_local(), torch.ones(4, 2) if bad else torch.zeros(4, 2))

@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import OptState
 from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
-from fxamp.optim.gradients import Gradients, group_gradients, multiply_
+from fxamp.optim.gradients import Gradients, multiply_
 from fxamp.optim.in_backward import require_no_backward_steps
 from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
@@ -453,7 +453,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, Tensor]:
         if not allow_fp16 and torch.float16 in gradients.dtypes:
             raise ValueError("Attempting to unscale FP16 gradients.")
-        groups = gradients.groups() if squares is None else group_gradients(_parameters(optimizer), by_spread=True)
+        groups = gradients.groups(by_spread=squares is not None)
         return check_gradients(optimizer, groups, found_inf, inv_scale, self.graphs, self._ledger, squares)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
