@@ -82,6 +82,22 @@ def test_parameters_whose_counters_differ_are_stepped_alone(steps: list[Any]) ->
     assert any(not together for _, together in steps)
 
 
+def test_parameters_that_share_memory_are_stepped_one_after_the_other() -> None:
+    results = []
+    for compiled in (False, True):
+        own = [nn.Parameter(torch.full((8,), float(at))) for at in range(6)]
+        own[-1].data = own[0].data
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(own, lr=0.1, foreach=False)
+        if compiled:
+            optimizer = fxamp.compile_optimizer(optimizer)
+        for step in range(3):
+            for parameter in own:
+                parameter.grad = torch.full((8,), step + 1.0)
+            optimizer.step()
+        results.append([parameter.detach().clone() for parameter in own])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-7)
+
+
 def calls(optimizer: torch.optim.Optimizer) -> int:
     profile = cProfile.Profile()
     gc.collect()

@@ -73,12 +73,14 @@ class Batch:
     columns: tuple[_Column, ...]
 
     def step(self, compiled: Callable[..., Any], columns: Columns, others: Sequence[Any]) -> bool:
-        """Step, unless a 0-dim tensor differs between the parameters; return whether.
+        """Step, unless a 0-dim tensor differs between the parameters or two share memory; return whether.
 
         ``others``: the numbers, factors and flag that ``compiled`` takes after a parameter's tensors.
         """
         copy, own, inputs = _copy(), itemgetter(*self.members), []
         addresses = [np.fromiter(map(Tensor.data_ptr, own(column)), np.int64) for column in columns]
+        if self._share_memory(addresses):
+            return False
         tables = list(map(torch.from_numpy, addresses))
         for column, table in zip(self.columns, tables, strict=True):
             flat = torch.empty(column.size, dtype=column.dtype)
@@ -93,6 +95,14 @@ class Batch:
             column = self.columns[at]
             copy(tables[at], column.bytes, flat.expand(column.size).contiguous(), len(self.members), 1)
         return True
+
+    def _share_memory(self, addresses: Sequence["np.ndarray[Any, Any]"]) -> bool:
+        """Whether tensors that the program writes overlap: the steps of such parameters follow one another."""
+        written = [at for at, column in enumerate(self.columns) if column.written]
+        starts = np.concatenate([addresses[at] for at in written])
+        ends = starts + np.concatenate([self.columns[at].bytes.numpy() for at in written])
+        order = starts.argsort()
+        return bool((ends[order][:-1] > starts[order][1:]).any())
 
 
 def batches(kinds: Sequence[int], columns: Columns, written: Sequence[bool]) -> Iterator[Batch]:
