@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 from fxamp.backend.auto_products import products
 from fxamp.backend.policy_choice import Choice
-from fxamp.capture import NARROW_OUTPUTS, capture
+from fxamp.capture import NARROW_OUTPUTS, Captured, capture
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output, strip_values
 from fxamp.nonfinite.watching import Watching
@@ -59,8 +59,13 @@ def _measured(gm: GraphModule, inputs: Sequence[Any], watching: Watching | None)
     with without_saved_tensors_hooks():
         captured = capture(gm, inputs)
         watching.measure(captured, list_graph(captured.module), inputs)
-        strip_values(captured.module)
-        adopt_sources(gm, captured.module)
+    return _handed_on(captured, gm)
+
+
+def _handed_on(captured: Captured, gm: GraphModule) -> GraphModule:
+    """Return the captured graph as compilers take it in place of ``gm``."""
+    strip_values(captured.module)
+    adopt_sources(gm, captured.module)
     return captured.module
 
 
@@ -100,9 +105,7 @@ def _cast(
     )
     if watching is not None:
         watching.measure(captured, record.listing, inputs)
-    strip_values(captured.module)
-    adopt_sources(gm, captured.module)
-    return captured.module, record, choice
+    return _handed_on(captured, gm), record, choice
 
 
 def _has_16_bits(inputs: Sequence[Any]) -> bool:

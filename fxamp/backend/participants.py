@@ -23,9 +23,16 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
 
     ``ended``: the reason for the graph break that ended it, if there was one. Raises OptionError if one cannot.
     """
-    watching = [] if options.nonfinite is None else [Watching(Monitor(options.nonfinite, options.scaler is not None))]
-    if policy is None:
-        return tuple(watching)
+    takes_part = [] if policy is None else _of_policy(policy, options, gm, ended)
+    if options.nonfinite is not None:
+        takes_part.append(Watching(Monitor(options.nonfinite, options.scaler is not None)))
+    for participant in takes_part:
+        participant.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
+    return tuple(takes_part)
+
+
+def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) -> list[Participant]:
+    """Return those that a graph with a policy has."""
     takes_part: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
         takes_part.append(KeptRules(policy))
@@ -37,7 +44,4 @@ def participants(policy: Policy | None, options: Options, gm: GraphModule, ended
         takes_part.append(Scaling(options.scaler, policy))
     if policy.optimizer is not None and policy.optimizer.in_backward:
         takes_part.append(BackwardSteps(policy, scaled=options.scaler is not None))
-    takes_part += watching
-    for participant in takes_part:
-        participant.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
-    return tuple(takes_part)
+    return takes_part

@@ -39,7 +39,8 @@ def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
     None for an undecorated Function, or if no node of the bodies has a source location. Functions that its methods call
     do not count.
     """
-    return _request_at({frame for gm in traced for node in gm.graph.nodes for frame in _outermost(source_frames(node))})
+    codes, nodes = _all_codes(), [node for gm in traced for node in gm.graph.nodes]
+    return _request_at({frame for node in nodes for frame in _outermost(source_frames(node), codes)})
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def inlined_call(node: Node, in_function: bool) -> InlinedCall | None:
     frames = source_frames(node)
     if not _decorated(frames):
         return None
-    frames = frames[len(_outermost(frames)) :] if in_function else frames
+    frames = frames[len(_outermost(frames, _all_codes())) :] if in_function else frames
     starts = [at for at, frame in enumerate(frames) if is_custom_fwd(frame.file, frame.function)]
     for start, end in pairwise((*starts, len(frames))):
         request = _request_at(set(frames[start:end]))
@@ -70,9 +71,13 @@ def inlined_call(node: Node, in_function: bool) -> InlinedCall | None:
     return None
 
 
-def _outermost(frames: Sequence[SourceFrame]) -> Sequence[SourceFrame]:
-    """Return the frames down to the first method of a Function."""
-    codes = [code for function in _subclasses(torch.autograd.Function) for code in _codes(function)]
+def _all_codes() -> list[CodeType]:
+    """Return the code of the methods of all Functions."""
+    return [code for function in _subclasses(torch.autograd.Function) for code in _codes(function)]
+
+
+def _outermost(frames: Sequence[SourceFrame], codes: Sequence[CodeType]) -> Sequence[SourceFrame]:
+    """Return the frames down to the first method of a Function, whose code is among ``codes``."""
     for at, frame in enumerate(frames):
         if any(_within(frame, code) for code in codes):
             return frames[: at + 1]

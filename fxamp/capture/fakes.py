@@ -37,9 +37,12 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
         source = symbolic.tensor_source if symbolic is not None else None
         return mode.from_tensor(value, symbolic_context=symbolic, source=source)
 
-    fakes = [convert(value) for value in inputs]
-    ids = [id(fake) for fake in fakes]  # the mode converts a tensor once: given twice, it is the same FakeTensor
-    return [fake_like(fake, mode) if id(fake) in ids[:at] else fake for at, fake in enumerate(fakes)], mode
+    fakes: list[Any] = []
+    known: set[int] = set()
+    for fake in map(convert, inputs):  # the mode converts a tensor once: given twice, it is the same FakeTensor
+        fakes.append(fake_like(fake, mode) if id(fake) in known else fake)
+        known.add(id(fake))
+    return fakes, mode
 
 
 def fake_like(value: Any, mode: FakeTensorMode) -> Any:

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import VERBATIM
 from fxamp.graph import all_graphs
 from fxamp.passes.base import CastContext, GraphwisePass
-from fxamp.passes.shared.autocast_regions import ENTER, EXIT, concerns
+from fxamp.passes.shared.autocast_regions import ENTER, concerns, erase_region
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class DropRegions(GraphwisePass[CastContext]):
     def rewrite(self, gm: GraphModule, context: CastContext) -> int:
         marks = _marks(gm, context)
         for mark in marks:
-            exits = [user for user in mark.users if user.target is EXIT]
-            for node in [*exits, mark]:
-                gm.graph.erase_node(node)
+            erase_region(mark)
         return len(marks)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:

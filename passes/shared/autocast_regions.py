@@ -85,6 +85,12 @@ def concerns(mark: Node, context: CastContext) -> bool:
     return context.every_device or mark.args[0] == context.policy.device
 
 
+def erase_region(mark: Node) -> None:
+    """Remove the marks where a region begins, ``mark``, and where it ends."""
+    for node in [*(user for user in mark.users if user.target is EXIT), mark]:
+        mark.graph.erase_node(node)
+
+
 def _entered(mark: Node, region: AutocastRegion, context: CastContext) -> AutocastRegion:
     if not concerns(mark, context):
         return region

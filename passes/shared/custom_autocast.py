@@ -6,7 +6,7 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import inlined_call
 from fxamp.graph import GraphWriter
 from fxamp.passes.base import CastContext
-from fxamp.passes.shared.autocast_regions import ENTER, EXIT
+from fxamp.passes.shared.autocast_regions import ENTER, erase_region
 from fxamp.passes.shared.decision import Decision, decide
 
 _WHY = "custom_fwd(cast_inputs=...) casts the inputs"
@@ -57,8 +57,7 @@ def drop_outermost_region(body: GraphModule) -> None:
     enters = [node for node in body.graph.nodes if node.target is ENTER]
     if not enters:
         return
-    for mark in [user for user in enters[0].users if user.target is EXIT] + [enters[0]]:
-        body.graph.erase_node(mark)
+    erase_region(enters[0])
     body.recompile()
 
 

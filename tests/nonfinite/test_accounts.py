@@ -9,6 +9,7 @@ import pytest
 import torch
 from like_autocast import compile_with
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
@@ -256,3 +257,19 @@ def test_a_forward_that_is_not_finite_is_said_beside_a_scaler_too() -> None:
     model = compiled(lambda h: h.exp().sum(), "aot_eager", "raise", scaler=fxamp.GradScaler("cpu"))
     with pytest.raises(NonFiniteError):
         model(torch.full((2, 4), 20.0))
+
+
+@pytest.mark.parametrize("policy", ["cpu-float16", "auto"])
+def test_a_backward_that_nothing_measures_is_refused_with_and_without_a_policy(policy: str) -> None:
+    """Under "auto", a model that has run under autocast has no policy where autocast is off."""
+    model, x = compiled(lambda y: y.sum(), "aot_eager", policy=policy), torch.ones(2, 4)
+    if policy == "auto":
+        with torch.autocast("cpu", torch.bfloat16):
+            model(x)
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        pytest.raises(
+            BackendCompilerFailed, match=r"option 'nonfinite' measures .* accepted: compiled_autograd = False"
+        ),
+    ):
+        model(x)

@@ -19,7 +19,9 @@ FOLDERS = ("passes", "policies", "tools")
 
 
 def python(*arguments: str, cwd: Path = ROOT, path: Path | None = None, interpreter: str = sys.executable) -> str:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)} if path else None
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path)} if path else dict(os.environ)
+    if interpreter != sys.executable:
+        environment.pop("PYTHONPATH", None)
     done = subprocess.run([interpreter, *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

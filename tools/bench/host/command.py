@@ -8,14 +8,11 @@ from fxamp.tools.bench.host.steps import KINDS, Row, calls, start, timed
 from fxamp.tools.bench.process import Process
 from fxamp.tools.bench.report import Report, add_styles, drawn, spread
 from fxamp.tools.common.command_line import Parser, one_of, positive
-from fxamp.tools.common.machine import load, machine
+from fxamp.tools.common.machine import QUIET, load, machine
 from fxamp.tools.common.progress import bar
 
 #: Parameters of the trained model; the optimizer alone has more, as a step is all that it does.
 SIZES, OPTIMIZER = (8, 32, 96), 150
-
-#: Load of a machine that has no other work.
-_QUIET = 0.7
 
 _HEADERS = ("step", "parameters", "torch, us", "fxamp, us", "ratio", "calls: torch", "fxamp", "ratio")
 
@@ -74,7 +71,7 @@ def _table(document: dict[str, Any], markdown: bool = False) -> str:
         share = f"{counted['fxamp'] / counted['torch']:.2f}"
         cells.append((row["step"], row["parameters"], *times, str(ratio), counted["torch"], counted["fxamp"], share))
     notes = [f"CPU time of one thread; ratios: median and quartiles of {document['rounds']} rounds. {_facts(document)}"]
-    if document["load"] > _QUIET:
+    if document["load"] > QUIET:
         notes.append(
             f"The machine was busy: its load was {document['load']:.1f} before the first row. Other work takes caches, "
             "and ratios are less certain."
