@@ -9,8 +9,10 @@ from torch.fx import GraphModule
 
 from fxamp.capture import capture
 from fxamp.graph_text import Listing
-from fxamp.pipeline.apply import apply_policy
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
+from fxamp.reports.record import record_graph
 
 POLICY = "cpu-bfloat16"
 
@@ -26,7 +28,9 @@ def dumped(
         file = folder / f"graph_{len(listings)}.txt"
         text = gm.print_readable(print_output=False, include_device=devices, include_stride=devices)
         file.write_text(text, encoding="utf-8")
-        listings.append((file, apply_policy(capture(gm, inputs), policy, None, "named by --policy").listing))
+        captured = capture(gm, inputs)
+        cast = cast_graph(captured, CastContext(captured.mode, policy))
+        listings.append((file, record_graph(cast, "named by --policy").listing))
         return gm.forward
 
     torch._dynamo.reset()

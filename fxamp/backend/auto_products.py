@@ -15,11 +15,11 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from fxamp.capture import Captured
 from fxamp.graph import all_nodes
-from fxamp.passes.base import CastContext, Context
+from fxamp.passes.base import Context
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import Category
+from fxamp.reports.record import CastGraph
 from fxamp.torch_private import hint
 
 #: FLOPs that pay for converting one element of a product's operands or result.
@@ -70,12 +70,12 @@ class Products:
         return f"{_mega(self.flops)} MFLOP in {self.calls} products{dynamic}, it pays from {_mega(self.cost)}"
 
 
-def products(captured: Captured, context: CastContext) -> Products:
-    """Count the products of a graph after the passes of ``context``, its bodies included.
+def products(graph: CastGraph) -> Products:
+    """Count the products of ``graph``, its bodies included.
 
     Dynamic sizes count as they are at compile time and are not guarded on: the graph keeps its policy when they change.
     """
-    calls = [_product(node, context) for node in all_nodes(captured.module) if _in_16_bits(node)]
+    calls = [_product(node, graph.context) for node in all_nodes(graph.captured.module) if _in_16_bits(node)]
     counted = [call for call in calls if call.flops]
     return Products(
         len(counted),

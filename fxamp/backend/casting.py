@@ -15,13 +15,13 @@ from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import graph_output, strip_values
 from fxamp.nonfinite.watching import Watching
 from fxamp.passes.base import CastContext
-from fxamp.pipeline.apply import apply_policy
+from fxamp.pipeline import cast_graph as insert_casts
 from fxamp.policy import Policy
 from fxamp.reports import GraphRecord
 from fxamp.reports.dumps import Stages
 from fxamp.reports.kept import kept_bytes
 from fxamp.reports.list_graph import list_graph
-from fxamp.reports.record import untouched
+from fxamp.reports.record import record_graph, untouched
 from fxamp.reports.warnings import warn_nothing_in_fp8, warn_unmatched
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import adopt_sources, without_saved_tensors_hooks
@@ -78,19 +78,25 @@ def _cast(
     ended: str,
     watching: Watching | None,
 ) -> tuple[GraphModule, GraphRecord, Choice]:
-    ambient = ambient_autocast(policy.device)
     captured = capture(gm, inputs)
     bytes_before = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("captured", lambda: list_graph(captured.module, stage="captured", kept_before=bytes_before))
     # Before a graph break, and in such a model, what follows was or will be traced with the graph's 16-bit dtypes.
     graph_output(captured.module.graph).meta[NARROW_OUTPUTS] = bool(ended) or _has_16_bits(inputs)
-    regions, kernel = choice.only_regions, choice.lstm_kernel
-    record = apply_policy(captured, policy, ambient, choice.why, ended=ended, only_regions=regions, lstm_kernel=kernel)
+    context = CastContext(
+        captured.mode,
+        policy,
+        ambient_autocast(policy.device),
+        only_regions=choice.only_regions,
+        lstm_kernel=choice.lstm_kernel,
+        ended=ended,
+    )
+    cast = insert_casts(captured, context)
     if choice.if_it_pays:
-        choice = choice.settled(products(captured, CastContext(captured.mode, policy, ambient)))
-        record = replace(record, listing=replace(record.listing, chosen=choice.why))
+        choice = choice.settled(products(cast))
     if choice.policy is None:
         return _measured(gm, inputs, watching), untouched(gm, choice.why, ended), choice
+    record = record_graph(cast, choice.why)
     kept_after = kept_bytes(captured.module, captured.mode) if stages.kept else None
     stages.graph("cast", lambda: replace(record.listing, kept_before=bytes_before, kept_after=kept_after))
     warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")

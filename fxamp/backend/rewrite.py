@@ -20,7 +20,7 @@ from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
 from fxamp.graph import all_nodes
 from fxamp.passes.base import CastContext
-from fxamp.pipeline.apply import apply_policy
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
 from fxamp.policy.model.results import RESULTS
 from fxamp.torch_private import compile_lock
@@ -56,13 +56,13 @@ def rewrite(
         assert choice.policy is not None and isinstance(plain, tuple)
         traced, captured = plain
         inner_policy = _returning_all(choice.policy)
-        apply_policy(captured, inner_policy, None, choice.why, only_regions=choice.only_regions)
+        cast_graph(captured, CastContext(captured.mode, inner_policy, only_regions=choice.only_regions))
     elif choice.policy is not None:
         inner_policy = _returning_all(choice.policy)
         traced, captured, ambient = _captured_for(inner_policy, source, example_inputs)
-        apply_policy(captured, inner_policy, ambient, choice.why)
+        cast = cast_graph(captured, CastContext(captured.mode, inner_policy, ambient))
         if choice.if_it_pays:
-            choice = choice.settled(products(captured, CastContext(captured.mode, inner_policy, ambient)))
+            choice = choice.settled(products(cast))
     if choice.policy is None:
         traced, captured = _captured(source, example_inputs)
     return traced.bind(captured.module)

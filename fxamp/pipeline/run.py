@@ -11,9 +11,10 @@ from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
 from fxamp.graph import describe_source, mode_of, verify
 from fxamp.passes.base import CastContext, ContextT, Pass, PassSequence, Result, TracedPass
+from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline.layouts import TracedLayouts
 from fxamp.policy import Policy
-from fxamp.reports.record import PassRecord
+from fxamp.reports.record import CastGraph, PassRecord
 from fxamp.torch_private import dropped_sizes
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
     return records
+
+
+def cast_graph(captured: Captured, context: CastContext) -> CastGraph:
+    """Insert the casts of the policy of ``context`` into ``captured``, in place. Errors as above."""
+    return CastGraph(captured, context, tuple(run_passes(captured, context, FORWARD)))
 
 
 def run_traced(gm: GraphModule, policy: Policy, *passes: Pass[CastContext]) -> None:

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from torch.fx import GraphModule
 
+from fxamp.capture import Captured
 from fxamp.graph_text import KeptValue, Listing
 from fxamp.graph_text.model import FLOATS, FP8
 from fxamp.graph_text.totals import Totals, totals
+from fxamp.passes.base import CastContext
 from fxamp.policy import Policy, Rule
 from fxamp.policy.file.paths import is_built_in
 from fxamp.reports.list_graph import list_graph, rule_ref
@@ -25,6 +26,15 @@ class PassRecord:
     seconds: float
     modified: int
     counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class CastGraph:
+    """A captured graph after the passes that insert a policy's casts, which ran with ``context``, and what each did."""
+
+    captured: Captured
+    context: CastContext
+    passes: tuple[PassRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -109,23 +119,23 @@ class GraphRecord:
         return self.listing.counts.get("folded", 0)
 
 
-def record_graph(gm: GraphModule, policy: Policy, chosen: str, passes: list[PassRecord], **about: Any) -> GraphRecord:
-    """List the rewritten ``gm``, on which ``passes`` ran for ``policy``; ``about`` are more fields of Listing."""
-    counts: Counter[str] = Counter()
-    for step in passes:
+def record_graph(graph: CastGraph, chosen: str) -> GraphRecord:
+    """Return the record of ``graph``; ``chosen`` says why its policy was chosen."""
+    policy, counts = graph.context.policy, Counter[str]()
+    for step in graph.passes:
         counts.update({name: count for name, count in step.counts.items() if name in ("shared", "folded")})
     listing = list_graph(
-        gm,
+        graph.captured.module,
         stage="cast",
         policy=policy.name,
         device=policy.device,
         chosen=chosen,
         counts=dict(counts),
-        **about,
+        ended=graph.context.ended,
     )
     used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
     unmatched = tuple(map(rule_ref, unmatched_rules(policy, used, "forward", "both")))
-    return GraphRecord(replace(listing, unmatched=unmatched), tuple(passes))
+    return GraphRecord(replace(listing, unmatched=unmatched), graph.passes)
 
 
 def untouched(gm: GraphModule, chosen: str, ended: str = "") -> GraphRecord:

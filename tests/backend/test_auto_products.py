@@ -16,7 +16,7 @@ from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.passes.base import CastContext
-from fxamp.pipeline.apply import apply_policy
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
 
 SMALL, LARGE = 16, 512
@@ -32,8 +32,7 @@ def counted(program: Callable[..., object], *shapes: tuple[int, ...]) -> Product
     traced = trace(program, [torch.empty(shape, device="meta", dtype=torch.float32) for shape in shapes])
     policy = Policy.load("cpu-bfloat16").resolve(None)
     captured = capture(traced.module, traced.inputs)
-    apply_policy(captured, policy, None, "named", every_device=True)
-    return products(captured, CastContext(captured.mode, policy, every_device=True))
+    return products(cast_graph(captured, CastContext(captured.mode, policy, every_device=True)))
 
 
 def by_hand(*calls: tuple[int, int]) -> Products:
@@ -60,11 +59,9 @@ def test_attention_on_a_cpu_is_two_products_of_one_call() -> None:
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
     traced = trace(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), [torch.ones(shape)] * 3)
     captured = capture(traced.module, traced.inputs)
-    apply_policy(captured, policy, None, "named")
+    cast = cast_graph(captured, CastContext(captured.mode, policy))
     flops = 2 * batch * heads * length * length * width
-    assert products(captured, CastContext(captured.mode, policy)) == by_hand(
-        (flops, 4 * batch * heads * length * width)
-    )
+    assert products(cast) == by_hand((flops, 4 * batch * heads * length * width))
 
 
 def test_bfloat16_pays_where_flops_outweigh_elements_and_calls() -> None:

@@ -14,7 +14,8 @@ from fxamp.capture.dynamo import trace
 from fxamp.graph import dtype_name, op_name, subgraphs
 from fxamp.graph_text import Listing
 from fxamp.graph_text.write import write_listing
-from fxamp.pipeline.apply import apply_policy
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports.list_graph import list_graph
 
@@ -39,7 +40,7 @@ def rewritten(policy: "str | Policy" = "cpu-bfloat16") -> GraphModule:
     traced = trace(Model(), (torch.ones(3, 4),))
     captured = capture(traced.module, traced.inputs)
     resolved = policy if isinstance(policy, Policy) else Policy.load(policy).resolve("cpu")
-    apply_policy(captured, replace(resolved, outputs="keep"), None, "named by the test")
+    cast_graph(captured, CastContext(captured.mode, replace(resolved, outputs="keep")))
     return captured.module
 
 

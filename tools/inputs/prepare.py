@@ -10,10 +10,12 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured, capture
 from fxamp.graph import all_nodes
 from fxamp.graph_text import Entry, Listing, TensorType
-from fxamp.pipeline.apply import apply_policy
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
 from fxamp.reports.kept import kept_bytes
 from fxamp.reports.list_graph import list_graph
+from fxamp.reports.record import record_graph
 from fxamp.tools.inputs.expressions import Opaque
 from fxamp.tools.inputs.partitioned import kept_values
 
@@ -59,7 +61,8 @@ class ProgramGraph:
         """
         captured = self.captured()
         before = kept_bytes(captured.module, captured.mode)
-        record = apply_policy(captured, policy, None, chosen, every_device=True, ended=self.ended)
+        context = CastContext(captured.mode, policy, every_device=True, ended=self.ended)
+        record = record_graph(cast_graph(captured, context), chosen)
         after = kept_bytes(captured.module, captured.mode)
         values = kept_values(captured.module, self.inputs, policy) if partitioned else ()
         listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after, kept=values)

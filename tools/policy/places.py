@@ -16,7 +16,7 @@ from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.scale_products import EXPERTS, SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
-from fxamp.pipeline.apply import apply_policy
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Category, Policy, Recipe
 from fxamp.tools.policy.operands import Operand, operands
 from fxamp.torch_dtypes import NARROW
@@ -62,13 +62,13 @@ def watched(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> Watched:
     """Capture ``gm`` for ``inputs``; tensors of every device count as the policy's."""
     shown, rewritten = capture(gm, inputs), capture(gm, inputs)
     ExpandComposites().run(shown.module, _context(shown, policy))
-    apply_policy(rewritten, policy, None, "calibrate", every_device=True)
+    cast_graph(rewritten, _context(rewritten, policy))
     pairs = zip(all_graphs(shown.module), all_graphs(rewritten.module), strict=True)
     return Watched(shown.module, tuple(tuple(_uses(*pair, policy)) for pair in pairs))
 
 
 def _context(captured: Captured, policy: Policy) -> CastContext:
-    return CastContext(captured.mode, policy, None, every_device=True)
+    return CastContext(captured.mode, policy, every_device=True)
 
 
 def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterator[Use]:

@@ -11,7 +11,7 @@ from fxamp.capture import Captured, capture
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.keep_autocast import KeepAutocast
-from fxamp.pipeline.apply import apply_policy
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
 
 
@@ -40,9 +40,9 @@ def _marks(gm: GraphModule) -> list[Any]:
 def _rewritten(fn: Callable[..., Any], enabled: bool) -> tuple[Captured, CastContext]:
     captured = _captured(fn, torch.ones(3, 2, 4), torch.ones(4, 4), enabled=enabled)
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
-    ambient = torch.bfloat16 if enabled else None
-    apply_policy(captured, policy, ambient, "")
-    return captured, CastContext(captured.mode, policy, ambient)
+    context = CastContext(captured.mode, policy, torch.bfloat16 if enabled else None)
+    cast_graph(captured, context)
+    return captured, context
 
 
 def test_a_transform_runs_under_the_autocast_that_it_was_captured_under() -> None:

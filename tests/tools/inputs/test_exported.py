@@ -10,8 +10,10 @@ from show_dumps import Conv, Gpt, Mlp, rows
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.errors import ListingError, PolicyError
-from fxamp.pipeline.apply import apply_policy
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
+from fxamp.reports.record import record_graph
 from fxamp.tools.inputs.load import Request, load
 
 PROGRAMS = {
@@ -30,7 +32,8 @@ def test_a_program_gets_the_decisions_that_it_gets_in_the_backend(name: str, tmp
     (listing,) = load(str(file), Request(policy="cpu-bfloat16", trust=True)).graphs
     traced = trace(program, (example(),))
     policy = Policy.load("cpu-bfloat16").resolve("cpu")
-    expected = apply_policy(capture(traced.module, traced.inputs), policy, None, "named by the test").listing
+    captured = capture(traced.module, traced.inputs)
+    expected = record_graph(cast_graph(captured, CastContext(captured.mode, policy)), "named by the test").listing
     operations = [row for row in rows(expected) if row[0] == "call_function"]
     assert [row for row in rows(listing) if row[0] == "call_function"][: len(operations)] == operations
     assert listing.kept_before is not None

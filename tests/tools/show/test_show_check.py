@@ -14,8 +14,10 @@ import fxamp
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace
 from fxamp.graph_text import Entry, Listing, RuleRef, Source
-from fxamp.pipeline.apply import apply_policy
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
 from fxamp.policy import built_in_names
+from fxamp.reports.record import record_graph
 from fxamp.tools.show.findings import Finding, finding_lines, findings
 
 HERE = {"module": "h.0", "source": Source("/models/gpt.py", 5, "forward", "y = f(x)")}
@@ -153,9 +155,8 @@ SHIPPED = [*built_in_names(), "cuda-float16-fast-norms"]
 def test_the_shipped_policies_give_no_findings(policy: str) -> None:
     inputs = (torch.ones(2, 3, 8), torch.zeros(6, dtype=torch.int64))
     traced = trace(Block(), inputs)
-    record = apply_policy(
-        capture(traced.module, traced.inputs), fxamp.Policy.load(policy).resolve(), None, "", every_device=True
-    )
-    listing = record.listing
+    captured = capture(traced.module, traced.inputs)
+    context = CastContext(captured.mode, fxamp.Policy.load(policy).resolve(), every_device=True)
+    listing = record_graph(cast_graph(captured, context), "").listing
     assert any(entry.is_cast for entry in listing.entries)
     assert list(finding_lines(check(listing))) == ["no findings"]
