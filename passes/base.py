@@ -44,8 +44,9 @@ class CastContext(Context):
     program was captured under, None if there was none. ``every_device`` makes tensors of all devices eligible, so that
     a GPU's policy can be inspected on a machine without a GPU. ``only_regions``: None, or the policy holds only in the
     autocast regions of the program, and this is the dtype of a region that names none. ``lstm_kernel``: nn.LSTM may run
-    in oneDNN's kernel, as eager mode runs it; AOTAutograd cannot trace its backward. ``ended``: the
-    reason for the graph break that ended the graph, if there was one.
+    in oneDNN's kernel, as eager mode runs it; AOTAutograd cannot trace its backward. ``narrow_outputs``: the program
+    continues with 16-bit tensors where it was captured with them. ``ended``: the reason for the graph break that ended
+    the graph, if there was one.
     """
 
     policy: Policy
@@ -53,6 +54,7 @@ class CastContext(Context):
     every_device: bool = False
     only_regions: torch.dtype | None = None
     lstm_kernel: bool = True
+    narrow_outputs: bool = True
     ended: str = ""
 
     @property

@@ -1,92 +1,96 @@
-"""The one place that calls those who take part in a graph."""
+"""The compilation of one graph, from Dynamo's graph to what a program calls."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
-from fxamp.graph_text import KeptValue
-from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
-from fxamp.pipeline import run_traced
-from fxamp.pipeline.cache_key import cache_key
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
-from fxamp.policy import Policy
-from fxamp.reports.dumps import Stages
-from fxamp.reports.list_graph import list_partition
+from fxamp.backend.auto_products import products
+from fxamp.backend.lowering import lower_graph
+from fxamp.backend.options import Options
+from fxamp.backend.participants import participants_of
+from fxamp.backend.policy_choice import choose_policy, guard_policy
+from fxamp.capture import capture
+from fxamp.capture.autocast_state import ambient_autocast
+from fxamp.graph import strip_values
+from fxamp.passes.base import CastContext
+from fxamp.pipeline import cast_graph
+from fxamp.reports import GraphRecord
+from fxamp.reports.breaks import why_ended
+from fxamp.reports.observer import GraphObserver
+from fxamp.reports.record import CastGraph
+from fxamp.reports.registry import remember
+from fxamp.scaler.graphs.unscaled import warn_unscaled
+from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import adopt_sources
 
 
-@dataclass(frozen=True)
-class Compilation:
-    """The compilation of one graph: ``stages`` receives it after each stage, ``participants`` can change it.
+class GraphCompilation:
+    """Compiles Dynamo's graph ``gm`` for ``inputs``: decides once what holds for it, then runs the stages in order.
 
-    ``policy``: its casts are in the graph already; None: there are none, and no participants.
+    It holds the graph and the inputs, so nothing that lives as long as the compiled graph may hold it.
     """
 
-    policy: Policy | None
-    lowering: str
-    stages: Stages
-    participants: tuple[Participant, ...] = ()
+    def __init__(self, gm: GraphModule, inputs: Sequence[Any], options: Options) -> None:
+        """Decide which policy holds, and who takes part. Raises OptionError or PolicyError.
 
-    @property
-    def device(self) -> str | None:
-        """The device type that autocast is off for, because the graph's casts are explicit."""
-        return None if self.policy is None else self.policy.device
+        Nothing is traced, except for a policy that must pay, which its casts tell.
+        """
+        self._gm, self._inputs, self._options, self._ended = gm, inputs, options, why_ended(gm)
+        self._observer = GraphObserver(options.dump, self._ended)
+        self._choice = choose_policy(options, inputs, gm)
+        if self._choice.if_it_pays:
+            self._choice = self._choice.settled(products(self._cast))
+        guard_policy(options, self._choice, inputs)
+        if options.scaler is None:
+            warn_unscaled(self._choice.policy, options.policy != "auto", inputs)
+        self._participants = participants_of(self._choice.policy, options, self._observer, gm, self._ended)
 
-    @property
-    def kept(self) -> tuple[KeptValue, ...]:
-        """What rules made of the values that the forward keeps for the backward."""
-        return tuple(value for participant in self.participants for value in participant.kept)
+    def compile(self) -> Callable[..., Any]:
+        """Return what a program calls."""
+        module, record = self._rewritten()
+        compiled = lower_graph(module, self._inputs, self._participants)
+        record = replace(record, kept=self._participants.kept, found=self._participants.found)
+        return remember(record, self._choice.under_autocast).noting(compiled, self._inputs)
 
-    def key(self, gm: GraphModule) -> str:
-        """Return what the keys of torch's caches must contain for ``gm``."""
-        return cache_key(
-            gm, self.policy, [(type(participant).__name__, participant.key) for participant in self.participants]
+    def _rewritten(self) -> tuple[GraphModule, GraphRecord]:
+        """Return the graph with its casts and what participants add, and its record; Dynamo's own if it has neither."""
+        if self._choice.policy is None:
+            record = self._observer.uncast(self._gm, self._inputs, self._choice.why)
+            if not self._participants.members:
+                return self._gm, record
+            captured = capture(self._gm, self._inputs)
+        else:
+            record = self._observer.cast(self._cast, self._choice.why)
+            captured = self._cast.captured
+        self._participants.captured(captured, self._inputs)
+        strip_values(captured.module)
+        adopt_sources(self._gm, captured.module)
+        return captured.module, record
+
+    @cached_property
+    def _cast(self) -> CastGraph:
+        """The captured graph with the casts of the policy."""
+        policy = self._choice.policy
+        assert policy is not None, "there is nothing to cast for"
+        captured = capture(self._gm, self._inputs)
+        self._observer.captured(captured)
+        context = CastContext(
+            captured.mode,
+            policy,
+            ambient_autocast(policy.device),
+            only_regions=self._choice.only_regions,
+            lstm_kernel=self._options.lowering == "eager" or not torch.is_grad_enabled(),
+            # Before a graph break, and in such a model, what follows was or will be traced with 16-bit tensors.
+            narrow_outputs=bool(self._ended) or any(map(_is_narrow, self._inputs)),
+            ended=self._ended,
         )
+        return cast_graph(captured, context)
 
-    def partition(self, partitioner: Partitioner) -> Partitioner:
-        """Return ``partitioner``, or what participants make of it."""
-        for participant in reversed(self.participants):
-            partitioner = participant.partition(partitioner, self.lowering)
-        return partitioner
 
-    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Return the compiler for the forward; ``compiler`` compiles it in the end."""
-        compiler = self._shown("forward", compiler)
-        for participant in reversed(self.participants):
-            compiler = participant.forward(compiler)
-        return compiler
-
-    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Return the compiler for the backward, derived or stored; ``compiler`` compiles it in the end."""
-        compiler = self._shown("backward", compiler)
-        for participant in reversed(self.participants):
-            compiler = participant.backward(compiler)
-
-        def compile_read(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            for participant in self.participants:
-                participant.read_backward(gm, self.lowering)
-            return compiler(gm, inputs)
-
-        return compile_read
-
-    def run(self, run: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
-        """Return what a program calls; ``run`` runs ``gm``."""
-        for participant in reversed(self.participants):
-            run = participant.run(run, gm, self.lowering)
-        return run
-
-    def _shown(self, stage: str, compiler: GraphCompiler) -> GraphCompiler:
-        """Return ``compiler``, after the last passes over the graph; dumps get the graph, and its kernels' code."""
-
-        def compile_shown(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
-            if self.policy is not None:
-                run_traced(gm, self.policy, BACKWARD if stage == "backward" else PARTITIONED_FORWARD)
-            self.stages.graph(stage, lambda: list_partition(gm, stage, self.kept))
-            compiled = compiler(gm, inputs)
-            source = getattr(compiled, "source_code", None)
-            if source:
-                self.stages.text(f"{stage}_kernels", lambda: source)
-            return compiled
-
-        return compile_shown
+def _is_narrow(value: object) -> bool:
+    """Whether an input is a 16-bit parameter: the model's code would fail on wider tensors."""
+    return isinstance(value, torch.nn.Parameter) and value.dtype in NARROW

@@ -4,17 +4,15 @@ Imports Inductor.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from torch._inductor import config
 from torch.fx import GraphModule
 
-from fxamp.backend.compilation import Compilation
-from fxamp.backend.options import Options
+from fxamp.backend.participants import Participants
 from fxamp.backend.stored_backward import StoredBackward
-from fxamp.backend.unread_results import UnreadResults
 from fxamp.kernels.products.grouped_product import grouped_kernel
 from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
@@ -45,51 +43,40 @@ _WITH_8_BITS = {"realize_opcount_threshold": 60}
 _WITH_4_BITS = {"realize_opcount_threshold": 300}
 
 
-def lower_by_inductor(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation
-) -> Callable[..., Any]:
+def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
     """Compile ``gm`` with Inductor, and return a callable."""
+    options = participants.options
     order_writes()
     realize_inputs_of(grouped_kernel)
-    patches, key = {**mode_settings(options.mode), **options.inductor}, compilation.key(gm)
+    patches, key = {**mode_settings(options.mode), **options.inductor}, participants.key(gm)
     min_cut = partitioners.min_cut_rematerialization_partition
-    partition = compilation.partition(min_cut)
+    partition = participants.partition(min_cut)
     if partition is not min_cut:
         patches["custom_partitioner_fn"] = _Partition(partition, key)
     compiled = partial(compile_fx.compile_fx, gm, list(inputs), config_patches=patches)
     dynamic = any(map(is_dynamic, inputs))
     with keyed(key):
-        if not _changes(compilation, dynamic):
+        if not _changes(participants, dynamic):
             # The backward may be compiled only when it first runs, outside compile_fx.
             return cast(Callable[..., Any], compiled(inner_compile=keyed(key)(compile_fx.compile_fx_inner)))
-        if dynamic or compilation.stages.kept or not stores_backwards() or not is_cacheable(gm):
-            inner = _Inner(compilation, key, patches, stores=False)
+        if dynamic or participants.observer.dumps or not stores_backwards() or not is_cacheable(gm):
+            inner = _Inner(participants, key, patches, stores=False)
             # AOTAutograd's cache would return a backward that nobody has changed.
             with functorch_config.patch(enable_autograd_cache=False):
                 return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
-        inner = _Inner(_late(compilation), key, patches, stores=True)
+        inner = _Inner(participants.with_late_backward(), key, patches, stores=True)
         with storing_backwards(load=inner.backward, scaler=options.scaler):
             return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
 
 
-def _changes(compilation: Compilation, dynamic: bool) -> bool:
+def _changes(participants: Participants, dynamic: bool) -> bool:
     """Whether AOTAutograd's graphs change: they must, or passes for all backwards can make them lighter.
 
     The latter is so where sizes are fixed, on every device but the CPU.
     """
-    chunks = compilation.policy is not None and compilation.policy.has_rules_for(LOSS)
-    must = bool(compilation.participants) or compilation.stages.kept or chunks
-    return must or (compilation.device not in (None, "cpu") and not dynamic)
-
-
-def _late(compilation: Compilation) -> Compilation:
-    """Return ``compilation`` with the backward compiled when it first runs, as a stored one must be."""
-    late = any(isinstance(participant, UnreadResults) for participant in compilation.participants)
-    if late or compilation.policy is None:
-        return compilation
-    return replace(
-        compilation, participants=(UnreadResults(compilation.policy, expected=False), *compilation.participants)
-    )
+    chunks = participants.policy is not None and participants.policy.has_rules_for(LOSS)
+    must = bool(participants.members) or participants.observer.dumps or chunks
+    return must or (participants.device not in (None, "cpu") and not dynamic)
 
 
 @dataclass(frozen=True)
@@ -100,7 +87,7 @@ class _Inner:
     ``stores``: AOTAutograd's cache stores the graphs.
     """
 
-    compilation: Compilation
+    participants: Participants
     key: str
     patches: Mapping[str, Any]
     stores: bool
@@ -108,16 +95,16 @@ class _Inner:
     def compile(self, gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
         """Compile one of AOTAutograd's graphs, as ``compile_fx_inner`` does."""
         if not settings.get("is_backward"):
-            return self.compilation.forward(self._compiler(settings))(gm, inputs)
+            return self.participants.forward(self._compiler(settings))(gm, inputs)
         run = self.backward(gm, inputs, settings)
         return StoredBackward(gm, inputs, settings, run) if self.stores else run
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any]) -> Boxed:
         """Compile the backward ``gm``, which AOTAutograd has derived or its cache returns."""
-        return self.compilation.backward(self._compiler(settings))(gm, inputs)
+        return self.participants.backward(self._compiler(settings))(gm, inputs)
 
     def _compiler(self, settings: Mapping[str, Any]) -> GraphCompiler:
-        policy = self.compilation.policy
+        policy = self.participants.policy
         in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
         usual = _WITH_8_BITS if settings.get("is_backward") and in_8_bits else {}
         if policy is not None and Category.NVFP4 in policy.products:

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.compilation import Compilation
 from fxamp.backend.eager_checkpoints import keep_random_numbers
 from fxamp.backend.eager_functions import save_for_second_backward
-from fxamp.backend.options import Options
+from fxamp.backend.participants import Participants
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed
@@ -19,12 +18,12 @@ from fxamp.torch_private import keep_saved_tensors
 _UNUSED_DEVICE = "ipu"
 
 
-def lower_graph(gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation) -> Any:
-    """Compile ``gm`` with the lowering that ``options`` name, and return a callable."""
-    with _compiled_without_autocast(compilation.device), _compiler_required():
-        lowered = _LOWERINGS[options.lowering](gm, inputs, options, compilation)
-    run = compilation.run(lowered, gm)
-    if options.lowering == "eager":
+def lower_graph(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Any:
+    """Compile ``gm`` with the lowering that the options name, and return a callable."""
+    with _compiled_without_autocast(participants.device), _compiler_required():
+        lowered = _LOWERINGS[participants.options.lowering](gm, inputs, participants)
+    run = participants.run(lowered, gm)
+    if participants.options.lowering == "eager":
         save_for_second_backward(gm)  # nothing analyses the graph from here on
         keep_random_numbers(gm)
     return run
@@ -58,15 +57,13 @@ def _compiler_required() -> Iterator[None]:
         ) from error
 
 
-def _inductor(gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation) -> Callable[..., Any]:
+def _inductor(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
     from fxamp.backend.inductor import lower_by_inductor
 
-    return lower_by_inductor(gm, inputs, options, compilation)
+    return lower_by_inductor(gm, inputs, participants)
 
 
-def _aot_eager(
-    gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation
-) -> Callable[..., Any]:
+def _aot_eager(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
     from fxamp.torch_private.parts.dynamo import common as dynamo_backends
     from fxamp.torch_private.parts.functorch import partitioners
 
@@ -78,17 +75,17 @@ def _aot_eager(
         return as_it_is(graph, inputs)
 
     lowered = dynamo_backends.aot_autograd(
-        fw_compiler=compilation.forward(forward),
-        bw_compiler=compilation.backward(as_it_is),
-        partition_fn=compilation.partition(partitioners.min_cut_rematerialization_partition),
+        fw_compiler=participants.forward(forward),
+        bw_compiler=participants.backward(as_it_is),
+        partition_fn=participants.partition(partitioners.min_cut_rematerialization_partition),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = lowered(gm, list(inputs))
     return compiled
 
 
-def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, compilation: Compilation) -> Callable[..., Any]:
-    device = compilation.device
+def _eager(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
+    device = participants.device
     if device is None:
         return gm
 
@@ -99,7 +96,7 @@ def _eager(gm: GraphModule, inputs: Sequence[Any], options: Options, compilation
     return call
 
 
-_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Options, Compilation], Callable[..., Any]]] = {
+_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Participants], Callable[..., Any]]] = {
     "inductor": _inductor,
     "aot_eager": _aot_eager,
     "eager": _eager,

@@ -1,4 +1,8 @@
-"""Who takes part in a graph."""
+"""Who takes part in a graph besides its casts, and the one place that calls them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch.fx import GraphModule
 
@@ -8,40 +12,139 @@ from fxamp.backend.kept_rules import KeptRules
 from fxamp.backend.options import Options
 from fxamp.backend.unread_results import UnreadResults, may_be_unread
 from fxamp.backend.valueless_results import ValuelessResults
+from fxamp.capture import Captured
+from fxamp.graph_text import KeptValue
 from fxamp.lowering_names import mode_settings
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.nonfinite.watching import Watching
-from fxamp.pipeline.participant import Participant
+from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
+from fxamp.pipeline import run_traced
+from fxamp.pipeline.cache_key import cache_key
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
 from fxamp.policy import Policy
 from fxamp.policy.model.keep import KEPT
 from fxamp.policy.model.results import RESULTS
+from fxamp.reports.nonfinite import NonFinite
+from fxamp.reports.observer import GraphObserver
 from fxamp.scaler.graphs.scaled_backward import Scaling
 
 
-def participants(policy: Policy | None, options: Options, gm: GraphModule, ended: str) -> tuple[Participant, ...]:
-    """Return who takes part in Dynamo's graph ``gm``: the first one goes around what the others make.
+@dataclass(frozen=True)
+class Participants:
+    """Those who take part in one graph: the first of ``members`` goes around what the others make.
+
+    ``policy``: its casts are in the graph; None: there are none. ``observer`` sees AOTAutograd's graphs after them. All
+    live as long as the compiled graph, whose backward may be compiled late, so they hold no graph and no inputs.
+    """
+
+    policy: Policy | None
+    options: Options
+    observer: GraphObserver
+    members: tuple[Participant, ...]
+
+    @property
+    def device(self) -> str | None:
+        """The device type that autocast is off for, because the graph's casts are explicit."""
+        return None if self.policy is None else self.policy.device
+
+    @property
+    def kept(self) -> tuple[KeptValue, ...]:
+        """What rules made of the values that the forward keeps for the backward."""
+        return tuple(value for member in self.members for value in member.kept)
+
+    @property
+    def found(self) -> Callable[[], tuple[NonFinite, ...]] | None:
+        """Reads what runs said of values that are not finite; None without the option "nonfinite"."""
+        return next((member.found for member in self.members if member.found is not None), None)
+
+    def key(self, gm: GraphModule) -> str:
+        """Return what the keys of torch's caches must contain for ``gm``."""
+        return cache_key(gm, self.policy, [(type(member).__name__, member.key) for member in self.members])
+
+    def with_late_backward(self) -> "Participants":
+        """Return these, with the backward compiled when it first runs, as a stored one must be."""
+        late = any(isinstance(member, UnreadResults) for member in self.members)
+        if late or self.policy is None:
+            return self
+        return replace(self, members=(UnreadResults(self.policy, expected=False), *self.members))
+
+    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
+        """Change the captured graph with its casts, for ``inputs``."""
+        for member in self.members:
+            member.captured(graph, inputs)
+
+    def partition(self, partitioner: Partitioner) -> Partitioner:
+        """Return ``partitioner``, or what participants make of it."""
+        for member in reversed(self.members):
+            partitioner = member.partition(partitioner, self.options.lowering)
+        return partitioner
+
+    def forward(self, compiler: GraphCompiler) -> GraphCompiler:
+        """Return the compiler for the forward; ``compiler`` compiles it in the end."""
+        compiler = self._observed("forward", compiler)
+        for member in reversed(self.members):
+            compiler = member.forward(compiler)
+        return compiler
+
+    def backward(self, compiler: GraphCompiler) -> GraphCompiler:
+        """Return the compiler for the backward, derived or stored; ``compiler`` compiles it in the end."""
+        compiler = self._observed("backward", compiler)
+        for member in reversed(self.members):
+            compiler = member.backward(compiler)
+
+        def compile_read(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            for member in self.members:
+                member.read_backward(gm, self.options.lowering)
+            return compiler(gm, inputs)
+
+        return compile_read
+
+    def run(self, run: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
+        """Return what a program calls; ``run`` runs ``gm``."""
+        for member in reversed(self.members):
+            run = member.run(run, gm, self.options.lowering)
+        return run
+
+    def _observed(self, stage: str, compiler: GraphCompiler) -> GraphCompiler:
+        """Return ``compiler``, after the last passes over the graph."""
+
+        def compile_observed(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+            if self.policy is not None:
+                run_traced(gm, self.policy, BACKWARD if stage == "backward" else PARTITIONED_FORWARD)
+            self.observer.partitioned(stage, gm, self.kept)
+            compiled = compiler(gm, inputs)
+            self.observer.compiled(stage, compiled)
+            return compiled
+
+        return compile_observed
+
+
+def participants_of(
+    policy: Policy | None, options: Options, observer: GraphObserver, gm: GraphModule, ended: str
+) -> Participants:
+    """Return who takes part in Dynamo's graph ``gm``.
 
     ``ended``: the reason for the graph break that ended it, if there was one. Raises OptionError if one cannot.
     """
-    takes_part = [] if policy is None else _of_policy(policy, options, gm, ended)
+    members = [] if policy is None else _of_policy(policy, options, gm, ended)
     if options.nonfinite is not None:
-        takes_part.append(Watching(Monitor(options.nonfinite, options.scaler is not None)))
-    for participant in takes_part:
-        participant.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
-    return tuple(takes_part)
+        members.append(Watching(Monitor(options.nonfinite, options.scaler is not None)))
+    for member in members:
+        member.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
+    return Participants(policy, options, observer, tuple(members))
 
 
 def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) -> list[Participant]:
     """Return those that a graph with a policy has."""
-    takes_part: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
+    members: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
-        takes_part.append(KeptRules(policy))
+        members.append(KeptRules(policy))
     if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unread(gm):
-        takes_part.append(UnreadResults(policy))
+        members.append(UnreadResults(policy))
     if policy.has_rules_for("backward"):
-        takes_part.append(BackwardRules(policy))
+        members.append(BackwardRules(policy))
     if options.scaler is not None:
-        takes_part.append(Scaling(options.scaler, policy))
+        members.append(Scaling(options.scaler, policy))
     if policy.optimizer is not None and policy.optimizer.in_backward:
-        takes_part.append(BackwardSteps(policy, scaled=options.scaler is not None))
-    return takes_part
+        members.append(BackwardSteps(policy, scaled=options.scaler is not None))
+    return members

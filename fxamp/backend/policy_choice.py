@@ -75,7 +75,7 @@ class Choice:
     """A resolved policy, or None for plain float32; and the reason as text.
 
     ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
-    ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``, ``lstm_kernel``: as in
+    ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``: as in
     :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it holds for; None: for any.
     ``place``: where the graph's code is, for a warning.
     """
@@ -87,7 +87,6 @@ class Choice:
     only_regions: torch.dtype | None = None
     surroundings: Surroundings | None = None
     place: str = ""
-    lstm_kernel: bool = True
 
     def settled(self, counted: Products) -> "Choice":
         """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
@@ -189,12 +188,12 @@ def device_of(inputs: Sequence[Any]) -> torch.device | None:
     return min(devices, key=lambda device: (device.type == "cpu", device.type, device.index or 0), default=None)
 
 
-def guard_policy(options: Options, choice: Choice, device: torch.device | None) -> None:
-    """Guard the graph being compiled, for tensors on ``device``, against a change of its policy.
+def guard_policy(options: Options, choice: Choice, inputs: Sequence[Any]) -> None:
+    """Guard the graph being compiled for ``inputs`` against a change of its policy.
 
     Does nothing outside torch.compile.
     """
-    guard_current_graph(_UNCHANGED, _freshness(options, choice, device))
+    guard_current_graph(_UNCHANGED, _freshness(options, choice, device_of(inputs)))
     if choice is IN_BACKWARD:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
     if choice.surroundings is not None:

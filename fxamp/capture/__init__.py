@@ -16,10 +16,10 @@ from fxamp.capture.lower import lower
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, inner_graphs
+from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [
     "CUSTOM_AUTOCAST",
-    "NARROW_OUTPUTS",
     "OUTPUT_DTYPES",
     "VERBATIM",
     "Captured",
@@ -34,11 +34,6 @@ CUSTOM_AUTOCAST = "fxamp_custom_autocast"
 
 #: Key of the output node's ``meta``: the captured dtype of every leaf of the output, None if it is not a tensor.
 OUTPUT_DTYPES = "fxamp_output_dtypes"
-
-
-#: Key of the output node's ``meta``: whether outputs that are 16-bit in the program must be returned in 16 bits.
-#: A missing key means True.
-NARROW_OUTPUTS = "fxamp_narrow_outputs"
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,9 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     hold a tensor of the capture.
     """
     fakes, mode = fake_inputs(inputs)
-    lowered = _lower_tree(gm, fakes, mode)
+    # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
+    with without_saved_tensors_hooks():
+        lowered = _lower_tree(gm, fakes, mode)
     require_own_tensors(lowered, gm)
     output = graph_output(lowered.graph)
     values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]

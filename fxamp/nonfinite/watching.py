@@ -11,7 +11,6 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.graph import mode_of
-from fxamp.graph_text import Listing
 from fxamp.nonfinite.flow import Flow, flow_of
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.passes.backward.measure_gradients import MeasureGradients
@@ -20,6 +19,7 @@ from fxamp.passes.forward.measure_results import MeasureResults
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.reports.list_graph import list_graph
+from fxamp.reports.nonfinite import NonFinite
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,22 @@ class Watching(Participant):
     monitor: Monitor
 
     @property
+    def found(self) -> Callable[[], tuple[NonFinite, ...]]:  # type: ignore[override]
+        return self.monitor.found
+
+    @property
     def key(self) -> object:
         return "measured"
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         refuse_compiled_autograd("option 'nonfinite' measures the values of backward graphs")
 
-    def measure(self, captured: Captured, listing: Listing, inputs: Sequence[Any]) -> None:
-        """Measure the values of a captured graph for ``inputs``."""
-        run_passes(captured, Context(captured.mode), MeasureResults())
-        self.monitor.forward = flow_of(
-            captured.module, listing, [isinstance(value, torch.nn.Parameter) for value in inputs]
-        )
+    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
+        """Measure the values of the graph."""
+        listing = list_graph(graph.module)
+        run_passes(graph, Context(graph.mode), MeasureResults())
+        parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
+        self.monitor.forward = flow_of(graph.module, listing, parameters)
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         def compile_measured(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:

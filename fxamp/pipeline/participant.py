@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph_text import KeptValue
+from fxamp.reports.nonfinite import NonFinite
 
 #: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Any]
@@ -28,9 +30,11 @@ class Participant:
 
     Those that get a partitioner, a compiler or a run return what takes its place, and usually calls it. ``lowering`` is
     the option of that name. ``kept``: the values that the forward keeps for the backward, if this one rules them.
+    ``found`` reads what runs said of values that are not finite, if this one watches for them.
     """
 
     kept: Sequence[KeptValue] = ()
+    found: Callable[[], tuple[NonFinite, ...]] | None = None
 
     @property
     def key(self) -> object:
@@ -39,6 +43,9 @@ class Participant:
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Raise OptionError if it cannot take part with these options; called before anything is traced."""
+
+    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
+        """Change the captured graph for ``inputs``, which has its casts."""
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:
         """Read the backward that AOTAutograd derives or its cache returns; raise OptionError if it cannot take part."""

@@ -15,7 +15,7 @@ from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline.layouts import TracedLayouts
 from fxamp.policy import Policy
 from fxamp.reports.record import CastGraph, PassRecord
-from fxamp.torch_private import dropped_sizes
+from fxamp.torch_private import dropped_sizes, without_saved_tensors_hooks
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
     records: list[PassRecord] = []
     for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
-        with dropped_sizes(captured.mode.shape_env):
+        with dropped_sizes(captured.mode.shape_env), without_saved_tensors_hooks():
             result = _run(step, captured.module, context, [record.name for record in records])
         seconds = time.perf_counter() - start
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))

@@ -5,8 +5,6 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from torch.fx import GraphModule
-
 from fxamp.capture import Captured
 from fxamp.graph_text import KeptValue, Listing
 from fxamp.graph_text.model import FLOATS, FP8
@@ -136,11 +134,6 @@ def record_graph(graph: CastGraph, chosen: str) -> GraphRecord:
     used = {entry.rule.id for _, entry in listing.walk() if entry.rule is not None}
     unmatched = tuple(map(rule_ref, unmatched_rules(policy, used, "forward", "both")))
     return GraphRecord(replace(listing, unmatched=unmatched), graph.passes)
-
-
-def untouched(gm: GraphModule, chosen: str, ended: str = "") -> GraphRecord:
-    """Return the record of a graph without a policy, as Dynamo captured it: it runs in float32; ``chosen`` says why."""
-    return GraphRecord(list_graph(gm, policy="float32", chosen=chosen, ended=ended))
 
 
 def unmatched_rules(policy: Policy, used: Container[str], *regions: str) -> list[Rule]:

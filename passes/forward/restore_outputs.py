@@ -5,7 +5,7 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
 
 1. A floating-point output that is narrower than its captured dtype is widened.
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
-   if the program continues with 16-bit tensors (:data:`fxamp.capture.NARROW_OUTPUTS`): autocast would not change it.
+   if the program continues with 16-bit tensors (``narrow_outputs`` of the context): autocast would not change it.
 3. Outputs that share memory still do: their common base is cast once, and they become the same views of that cast. One
    tensor that is returned twice stays one tensor.
 4. No gradient goes where it did not: what was made where gradients are off is detached, and where the graph ends with
@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.capture import NARROW_OUTPUTS, OUTPUT_DTYPES
+from fxamp.capture import OUTPUT_DTYPES
 from fxamp.graph import (
     AliasSets,
     GraphWriter,
@@ -54,7 +54,7 @@ class RestoreOutputs(Pass[CastContext]):
         output = graph_output(gm.graph)
         casts, writer = CastWriter(gm.graph, grad=False), GraphWriter(gm.graph, context.mode)
         leaves, spec = pytree.tree_flatten(output.args[0])
-        wrong = _wrong(output)
+        wrong = _wrong(output, context)
         learning = nodes_with_gradients(gm.graph, torch.is_grad_enabled())
         rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph), learning)
         switched = bool(wrong) and bool(learning) and output not in learning
@@ -71,7 +71,7 @@ class RestoreOutputs(Pass[CastContext]):
         return Result(len(wrong), {"outputs restored": len(wrong)})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        wrong = _wrong(graph_output(gm.graph))
+        wrong = _wrong(graph_output(gm.graph), context)
         if context.policy.outputs == "keep" or not wrong:
             return None
         return f"outputs {sorted(wrong)} have other dtypes than captured"
@@ -180,15 +180,14 @@ def _memory(node: Node) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
 
 
-def _wrong(output: Node) -> dict[int, torch.dtype]:
+def _wrong(output: Node, context: CastContext) -> dict[int, torch.dtype]:
     """Return, by position, the captured dtype of each floating-point output that violates rule 1 or 2."""
     wrong: dict[int, torch.dtype] = {}
-    narrow = output.meta.get(NARROW_OUTPUTS, True)
     captured: list[torch.dtype | None] = output.meta[OUTPUT_DTYPES]
     for index, (leaf, dtype) in enumerate(zip(pytree.tree_leaves(output.args[0]), captured, strict=True)):
         value = tensor_value(leaf)
         if value is None or dtype is None or not value.is_floating_point() or value.dtype == dtype:
             continue
-        if narrow or value.dtype.itemsize < dtype.itemsize:
+        if context.narrow_outputs or value.dtype.itemsize < dtype.itemsize:
             wrong[index] = dtype
     return wrong

@@ -42,7 +42,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, kind, message = WRONG[case]
-    monkeypatch.setattr("fxamp.backend.casting.capture", lambda *_: pytest.fail("traced too early"))
+    monkeypatch.setattr("fxamp.backend.compilation.capture", lambda *_: pytest.fail("traced too early"))
     torch._dynamo.reset()
     with pytest.raises(kind, match=message) as caught:
         torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2))
