@@ -15,21 +15,32 @@ if TYPE_CHECKING:
     from fxamp.backend.rewrite import rewrite
     from fxamp.errors import FxampError
     from fxamp.optim.compile_optimizer import compile_optimizer
-    from fxamp.policy import Policy, Rule
+    from fxamp.policy import CastRule, ChunkRule, DropRule, KeepRule, Policy, Rule
     from fxamp.reports.report import report
     from fxamp.scaler import GradScaler
 
 __version__ = "0.1.0"
-__all__ = ["FxampError", "GradScaler", "Policy", "Rule", "compile_optimizer", "report", "rewrite"]
+__all__ = [
+    "CastRule",
+    "ChunkRule",
+    "DropRule",
+    "FxampError",
+    "GradScaler",
+    "KeepRule",
+    "Policy",
+    "Rule",
+    "compile_optimizer",
+    "report",
+    "rewrite",
+]
 
 _HOMES = {
-    "FxampError": ("fxamp.errors", "FxampError"),
-    "GradScaler": ("fxamp.scaler", "GradScaler"),
-    "Policy": ("fxamp.policy", "Policy"),
-    "Rule": ("fxamp.policy", "Rule"),
-    "compile_optimizer": ("fxamp.optim.compile_optimizer", "compile_optimizer"),
-    "report": ("fxamp.reports.report", "report"),
-    "rewrite": ("fxamp.backend.rewrite", "rewrite"),
+    **dict.fromkeys(("CastRule", "ChunkRule", "DropRule", "KeepRule", "Policy", "Rule"), "fxamp.policy"),
+    "FxampError": "fxamp.errors",
+    "GradScaler": "fxamp.scaler",
+    "compile_optimizer": "fxamp.optim.compile_optimizer",
+    "report": "fxamp.reports.report",
+    "rewrite": "fxamp.backend.rewrite",
 }
 
 
@@ -42,8 +53,7 @@ def __getattr__(name: str) -> Any:
 
         accepted = f"accepted: {', '.join(__all__)}"
         raise AttributeError(f"module 'fxamp' has no attribute {name!r}{nearest(name, __all__)}; {accepted}")
-    module, attribute = _HOMES[name]
-    value = getattr(import_module(module), attribute)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

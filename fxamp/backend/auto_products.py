@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from fxamp.graph import all_nodes
 from fxamp.passes.base import Context
 from fxamp.passes.shared.decision import decision
-from fxamp.policy import Category
+from fxamp.policy import CastRule, Category
 from fxamp.reports.record import CastGraph
 from fxamp.torch_private import hint
 
@@ -87,7 +87,8 @@ def products(graph: CastGraph) -> Products:
 
 def _in_16_bits(node: Node) -> bool:
     ruling = decision(node)
-    return ruling is not None and ruling.rule is not None and ruling.rule.cast is Category.LOWER_PRECISION_FP
+    rule = None if ruling is None else ruling.rule
+    return isinstance(rule, CastRule) and rule.cast is Category.LOWER_PRECISION_FP
 
 
 def _product(node: Node, context: Context) -> Products:

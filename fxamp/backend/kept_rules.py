@@ -25,7 +25,7 @@ from fxamp.pipeline.participant import (
     refuse_eager,
     takes_list,
 )
-from fxamp.policy import Policy
+from fxamp.policy import KeepRule, Policy
 from fxamp.policy.model.keep import KEPT, Keep
 from fxamp.reports.record import unmatched_rules
 from fxamp.reports.warnings import warn_unmatched
@@ -100,7 +100,9 @@ class KeptRules(Participant):
 
     def _refuse_host(self, inductor: Mapping[str, Any]) -> None:
         """Raise OptionError where values cannot be kept in host memory, if a rule asks for that."""
-        ids = ", ".join(repr(rule.id) for rule in self.policy.rules if rule.keep is Keep.HOST)
+        ids = ", ".join(
+            repr(rule.id) for rule in self.policy.rules if isinstance(rule, KeepRule) and rule.keep is Keep.HOST
+        )
         what = f"policy {self.policy.name!r} has rules with keep = 'host' ({ids})"
         if ids and self.policy.device not in _WITH_HOST:
             raise OptionError(

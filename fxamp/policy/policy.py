@@ -11,15 +11,16 @@ from fxamp.argument_names import named_arguments
 from fxamp.errors import PolicyError
 from fxamp.policy.file.dump import write_text
 from fxamp.policy.file.load import read_file, read_text
+from fxamp.policy.model.cast_rule import CastRule
 from fxamp.policy.model.category import Category
 from fxamp.policy.model.comparisons import holds
 from fxamp.policy.model.loss_scale import LossScale
 from fxamp.policy.model.match import OF_EXPERTS, Machine, Match, machine
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.policy.model.rule import Origin, Rule
+from fxamp.policy.model.rule import Origin, Rule, holds_in
 from fxamp.policy.model.rulings import RuleIndex, Ruling
 from fxamp.policy.model.settings import ACCEPTED_VALUES, UNLISTED_ID, unknown_value
-from fxamp.policy.model.site import Site
+from fxamp.policy.model.site import REGIONS, Site
 
 
 @named_arguments
@@ -116,7 +117,7 @@ class Policy:
             )
         here = machine(torch_version, capability, cpu_features, arch)
         casts = [*map(str, self.products), *(cast + OF_EXPERTS for cast in self.casts_of_experts)]
-        recipes = {str(rule.recipe) for rule in self.rules if rule.in_fp8}
+        recipes = {str(rule.recipe) for rule in self._in_fp8}
         mismatches = "; and ".join(self._match.mismatches(here, casts, recipes))
         if mismatches:
             raise PolicyError(f"policy {self.name!r} does not match: it needs {mismatches}")
@@ -152,12 +153,12 @@ class Policy:
         if self.unlisted == "follow":
             return None
         why = f"No rule covers it, and the policy says unlisted = {self.unlisted!r}."
-        return Rule(UNLISTED_ID, Category(self.unlisted), why=why, origin=self.origins.get("unlisted"))
+        return CastRule(UNLISTED_ID, Category(self.unlisted), why=why, origin=self.origins.get("unlisted"))
 
     @cached_property
     def conditional(self) -> bool:
         """Whether a rule for the forward has other conditions than the op's name."""
-        return any(rule.conditional and rule.region in ("forward", "both") for rule in self.rules)
+        return any(rule.conditional and holds_in(rule.region, "forward") for rule in self.rules)
 
     @property
     def has_fp8(self) -> bool:
@@ -167,15 +168,15 @@ class Policy:
     @cached_property
     def products(self) -> frozenset[Category]:
         """The casts of the rules that have products run in fp8, mxfp8 or nvfp4."""
-        return frozenset(rule.cast for rule in self.rules if rule.cast is not None and rule.in_fp8)
+        return frozenset(rule.cast for rule in self._in_fp8)
 
     @cached_property
     def casts_of_experts(self) -> frozenset[str]:
         """The casts to 8 bits of rules that name products whose weight has a matrix for each expert."""
-        return frozenset(str(rule.cast) for rule in self.rules if rule.in_fp8 and rule.of_experts)
+        return frozenset(str(rule.cast) for rule in self._in_fp8 if rule.of_experts)
 
     def has_rules_for(self, region: str) -> bool:
-        """Say whether a rule is for a region: "forward", "backward" or "kept"."""
+        """Say whether a rule is for a region: "forward", "backward", "kept", "loss" or "results"."""
         return region in self._regions
 
     @cached_property
@@ -196,9 +197,12 @@ class Policy:
         return hash(self.digest)
 
     @cached_property
+    def _in_fp8(self) -> tuple[CastRule, ...]:
+        return tuple(rule for rule in self.rules if isinstance(rule, CastRule) and rule.in_fp8)
+
+    @cached_property
     def _regions(self) -> frozenset[str]:
-        regions = frozenset(rule.region for rule in self.rules)
-        return regions | {"forward", "backward"} if "both" in regions else regions
+        return frozenset(region for region in REGIONS for rule in self.rules if holds_in(rule.region, region))
 
     @cached_property
     def _index(self) -> RuleIndex:
@@ -206,5 +210,4 @@ class Policy:
 
 
 def _in_formats_of(machine: Machine, rule: Rule) -> Rule:
-    recipe = machine.recipe(rule.recipe)
-    return rule if recipe == rule.recipe else replace(rule, recipe=recipe)
+    return replace(rule, recipe=machine.recipe(rule.recipe)) if isinstance(rule, CastRule) and rule.recipe else rule

@@ -30,7 +30,7 @@ from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.registered_autocast import registered_rule
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Category, Ruling
+from fxamp.policy import CastRule, Category, Ruling
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class AnnotateRules(Pass[CastContext]):
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         for rule in context.policy.rules:
-            if rule.args or rule.inputs:
+            if rule.args or (isinstance(rule, CastRule) and rule.inputs):
                 require_arguments(rule)
         return Result(_annotate(gm, context, outermost(context)))
 
@@ -102,7 +102,7 @@ def _ruled(
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
     if is_view(node) and aliases().mutated(node):
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
-    if rule.cast is Category.BANNED:
+    if isinstance(rule, CastRule) and rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)
 

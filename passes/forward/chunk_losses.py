@@ -21,6 +21,7 @@ from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
+from fxamp.policy import CastRule
 from fxamp.policy.model.chunks import LOSS
 
 aten = torch.ops.aten
@@ -78,7 +79,7 @@ def _replace(match: LinearLoss, writer: GraphWriter, context: CastContext) -> No
         call = writer.call(
             WITH_LOG_SUMS if match.log_sums else CHUNKED,
             rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
-            *([str(choice.rule.recipe)] if choice.rule is not match.rule and choice.rule else []),
+            *([str(choice.rule.recipe)] if isinstance(choice.rule, CastRule) else []),
             near=loss, name="linear_cross_entropy",
         )  # fmt: skip
         decide(call, choice)

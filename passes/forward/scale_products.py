@@ -24,7 +24,7 @@ from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
-from fxamp.policy import RECIPES, Recipe
+from fxamp.policy import RECIPES, CastRule, Recipe
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -159,7 +159,7 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
     device = context.policy.device if context.every_device else weight.device.type
     if device not in DEVICES:
         return f"{device} has no kernels for it"
-    assert choice.rule is not None
+    assert isinstance(choice.rule, CastRule)
     recipe = RECIPES[Recipe(choice.rule.recipe)]
     if weight.dim() == 3 and str(choice.rule.cast) not in context.policy.casts_of_experts:
         return "no rule of the policy is for products of experts"
@@ -202,7 +202,7 @@ def _replace(node: Node, choice: Decision, context: CastContext) -> None:
         with node.graph.inserting_before(node):
             why = f"for {node.name}: its weight, transposed"
             weight = GraphWriter(node.graph, context.mode).call(aten.t.default, weight, near=node, why=why)
-    assert choice.rule is not None
+    assert isinstance(choice.rule, CastRule)
     node.target = EXPERTS if experts else SCALED
     groups = (operands.offsets,) if experts else ()
     node.args = (operands.input, weight, *groups, operands.bias, str(choice.rule.recipe), choice.lower)

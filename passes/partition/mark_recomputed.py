@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fxamp.graph import graph_output, is_random, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
-from fxamp.policy import Rule
+from fxamp.policy import KeepRule
 from fxamp.policy.model.keep import Keep
 
 #: Key of a marked node's ``meta``: the rule that asks to recompute it.
@@ -61,7 +61,7 @@ def _call(node: Node) -> Node:
     return source
 
 
-def _mark(node: Node, rule: Rule) -> int:
+def _mark(node: Node, rule: KeepRule) -> int:
     for part in {node, _call(node)}:
         part.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
         part.meta[RECOMPUTED] = rule

@@ -30,7 +30,7 @@ from fxamp.passes.shared.saved_values import (
     stored_bytes,
     viewed,
 )
-from fxamp.policy import Rule
+from fxamp.policy import KeepRule
 from fxamp.policy.model.keep import Keep
 
 #: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position after the results.
@@ -116,7 +116,7 @@ def _plan(memory: Memory, verdict: Verdict, place: str) -> Packing | str:
     return "its views have sizes that are not known" if symbolic and isinstance(plan, Packing) else plan
 
 
-def _packed_node(memory: Memory, rule: Rule) -> Node:
+def _packed_node(memory: Memory, rule: KeepRule) -> Node:
     """Return the node to pack: the only value kept if it is all of its memory, else the memory's owner.
 
     The owner goes to the host, as soon as it is made: the partitioner makes views for the backward in the end.
@@ -157,7 +157,9 @@ def _reads_numbers(view: Node) -> bool:
     return any(not isinstance(n.meta.get("val"), (Tensor, list, tuple)) for n in view.all_input_nodes)
 
 
-def _pack(memory: Memory, packing: Packing, rule: Rule | None, writer: GraphWriter) -> tuple[Node, Packing, list[Node]]:
+def _pack(
+    memory: Memory, packing: Packing, rule: KeepRule | None, writer: GraphWriter
+) -> tuple[Node, Packing, list[Node]]:
     assert rule is not None
     node = _packed_node(memory, rule)
     with writer.graph.inserting_before(_place(node)):
@@ -218,7 +220,7 @@ def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
 
 
 def kept_value(
-    node: Node, name: str, rule: Rule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
+    node: Node, name: str, rule: KeepRule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
 ) -> KeptValue:
     """Return the report entry for the value of ``node``, called ``name``; ``sizes``: bytes before and after."""
     value, source = tensor_value(node), maker(node)

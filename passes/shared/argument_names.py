@@ -22,7 +22,7 @@ def require_arguments(rule: Rule) -> None:
         return
     accepted = sorted(set().union(*known, [RESULT] if rule.region in (KEPT, RESULTS) else []))
     for key in ("args", "inputs"):
-        for name in dict(getattr(rule, key)):
+        for name in dict(getattr(rule, key, ())):
             if name not in accepted:
                 where, ops = f"{rule.origin}: " if rule.origin else "", " and ".join(rule.ops)
                 raise PolicyError(

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.graph import argument, arguments, tensor_value, writes
 from fxamp.passes.base import CastContext
-from fxamp.policy import Category, Rule
+from fxamp.policy import CastRule, Category, Rule
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,8 @@ class Edit:
 
 def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """Return the edit that ``rule`` asks for at ``node``, given the current values of its inputs."""
-    if rule.chunks is not None:
+    if not isinstance(rule, CastRule):  # a loss in chunks
         return _cast_all(node, torch.float32, context)
-    assert rule.cast is not None, "a rule on kept values casts nothing"
     if rule.cast in _EDITS:
         return _EDITS[rule.cast](node, lower, context)
     dtype = torch.float32 if rule.cast is Category.FP32 else lower
@@ -53,10 +52,10 @@ def _cast_all(
     return Edit(casts)
 
 
-def _own_dtypes(rule: Rule, node: Node, lower: torch.dtype) -> dict[Node, torch.dtype | None]:
+def _own_dtypes(rule: CastRule, node: Node, lower: torch.dtype) -> dict[Node, torch.dtype | None]:
     """Return the dtypes that ``rule.inputs`` gives single inputs; the last named argument wins for one tensor."""
     meaning = {"lower_precision_fp": lower, "fp32": torch.float32, "follow": None}
-    named = [(pytree.tree_leaves(argument(node, name)), meaning[dtype]) for name, dtype in dict(rule.inputs).items()]
+    named = [(pytree.tree_leaves(argument(node, name)), meaning[dtype]) for name, dtype in rule.inputs]
     return {leaf: dtype for leaves, dtype in named for leaf in leaves if isinstance(leaf, Node)}
 
 

@@ -23,7 +23,7 @@ from torch.fx import Node
 from fxamp.graph import INSERTED, GraphWriter, dense_order, is_wrapper
 from fxamp.kernels import host_memory as host_memory  # registers the ops
 from fxamp.passes.shared import float8_bits
-from fxamp.policy import Rule
+from fxamp.policy import KeepRule
 from fxamp.policy.model.keep import EIGHT_BITS, Keep
 from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
@@ -105,7 +105,7 @@ class Packing:
         return f"{self.form}/{self.block or 'row'}" if self.form in EIGHT_BITS else str(self.form)
 
 
-def plan_packing(value: Tensor, rule: Rule, place: str = "") -> Packing | str:
+def plan_packing(value: Tensor, rule: KeepRule, place: str = "") -> Packing | str:
     """Return how ``rule`` packs ``value``, or why it cannot or would save nothing.
 
     ``place``: the type of the device that it will be on, if that is another one.
@@ -116,8 +116,7 @@ def plan_packing(value: Tensor, rule: Rule, place: str = "") -> Packing | str:
     return replace(plan, by_bits=True)
 
 
-def _plan(value: Tensor, rule: Rule, place: str) -> Packing | str:
-    assert rule.keep is not None
+def _plan(value: Tensor, rule: KeepRule, place: str) -> Packing | str:
     if is_wrapper(value) or value.layout is not torch.strided:
         return "it is no plain dense tensor"
     if rule.keep is Keep.HOST:
@@ -140,7 +139,7 @@ def _plan(value: Tensor, rule: Rule, place: str) -> Packing | str:
     return Packing(rule.keep, value.dtype)
 
 
-def _sent(value: Tensor, rule: Rule, place: str) -> Packing | str:
+def _sent(value: Tensor, rule: KeepRule, place: str) -> Packing | str:
     if place not in _SENDERS:
         return "it is in the host's memory already" if place == "cpu" else f"{place} has no copies to the host here"
     if dense_order(value) is None:

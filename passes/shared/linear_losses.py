@@ -18,7 +18,7 @@ from fxamp.passes.base import CastContext
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
 from fxamp.passes.shared.log_sums import keeps_values, log_sums_of, moved_before
 from fxamp.passes.shared.sites import site_of
-from fxamp.policy import Rule
+from fxamp.policy import ChunkRule
 from fxamp.policy.model.chunks import AUTO, LOSS
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
@@ -49,7 +49,7 @@ class LinearLoss:
     row_ops: tuple[Node, ...]
     classes_second: bool
     log_sums: tuple[Node, ...]
-    rule: Rule
+    rule: ChunkRule
     chunks: int
     place: Node
     moved: tuple[Node, ...]
@@ -72,7 +72,7 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     logits = tensor_value(node.args[0])
     elements = None if logits is None else hint(logits.numel())
     rule = context.policy.ruling(replace(site_of(node, LOSS), elements=elements)).rule
-    if rule is None:
+    if not isinstance(rule, ChunkRule):
         return None
     if is_wrapper(logits):
         return f"its logits are a {type(logits).__name__}"
@@ -88,7 +88,7 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     return _cut(node, path, rule, chunks) if isinstance(chunks, int) else chunks
 
 
-def _cut(loss: Node, path: _Path, rule: Rule, chunks: int) -> LinearLoss | str | None:
+def _cut(loss: Node, path: _Path, rule: ChunkRule, chunks: int) -> LinearLoss | str | None:
     if chunks < 2:
         return None
     place = min((loss, *path.log_sums))
@@ -196,7 +196,7 @@ def _keeps_last(node: Node) -> bool:
     return True
 
 
-def _chunks(rule: Rule, linear: Node, logits: torch.Tensor) -> int | str:
+def _chunks(rule: ChunkRule, linear: Node, logits: torch.Tensor) -> int | str:
     """Return the number of chunks; why there are none, as text."""
     weight = tensor_value(argument(linear, "weight"))
     if weight is None or weight.dim() != 2 or is_wrapper(weight):
@@ -205,5 +205,5 @@ def _chunks(rule: Rule, linear: Node, logits: torch.Tensor) -> int | str:
     elements, classes, hidden = counts
     if elements is None or not classes or hidden is None:
         return "the number of its rows is not known before it runs"
-    rows = 2 << (hidden - 1).bit_length() if rule.chunks == AUTO else int(rule.chunks or 1)
+    rows = 2 << (hidden - 1).bit_length() if rule.chunks == AUTO else int(rule.chunks)
     return -(-elements // classes // rows)

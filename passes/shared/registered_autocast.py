@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import arguments, is_custom, op_name
 from fxamp.passes.base import CastContext
-from fxamp.policy import Category, Rule
+from fxamp.policy import CastRule, Category
 from fxamp.torch_private import has_autocast_kernel
 from fxamp.torch_private.parts.fx import tracing
 
@@ -27,7 +27,7 @@ REGISTERED_ID = "registered"
 _WHY = "The library that the op comes from registers this cast for autocast."
 
 
-def registered_rule(node: Node, context: CastContext) -> Rule | None:
+def registered_rule(node: Node, context: CastContext) -> CastRule | None:
     """Return what the autocast kernel of a custom op casts; None without one, or if it follows its inputs.
 
     A cast to a dtype that is neither float32 nor the policy's has no word in a policy: that input follows.
@@ -41,7 +41,7 @@ def registered_rule(node: Node, context: CastContext) -> Rule | None:
     if cast is None:
         return None
     others = {name: one for name, one in casts.items() if one != cast}
-    return Rule(REGISTERED_ID, cast, (op_name(node),), _WHY, inputs=others)
+    return CastRule(REGISTERED_ID, cast, (op_name(node),), why=_WHY, inputs=tuple(others.items()))
 
 
 def _cast(wide: torch.dtype, narrow: torch.dtype, lower: torch.dtype) -> str:

@@ -20,7 +20,7 @@ from fxamp.passes.base import CastContext
 from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.passes.shared.widening import CASTS
-from fxamp.policy import Rule
+from fxamp.policy import KeepRule
 from fxamp.policy.model.keep import KEPT, RESULT
 from fxamp.torch_private import hint, is_kept_exactly
 
@@ -50,7 +50,7 @@ class Memory:
 class Verdict:
     """The rule for one memory, None if there is none; and why it was not applied, ``""`` if it was."""
 
-    rule: Rule | None
+    rule: KeepRule | None
     reason: str = ""
 
 
@@ -154,7 +154,9 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
     site = replace(site, args=args, computes=True, elements=elements, readers=tuple(names))
     rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(call)]
     order = {id(rule): at for at, rule in enumerate(context.policy.rules)}
-    rule = max((r.rule for r in rulings if r.rule), key=lambda rule: order[id(rule)], default=None)
+    rule = max(
+        (r.rule for r in rulings if isinstance(r.rule, KeepRule)), key=lambda rule: order[id(rule)], default=None
+    )
     if rule is None:
         return Verdict(None, rulings[0].unknown or "no rule is for it")
     if marked_lower(call, context) is None:

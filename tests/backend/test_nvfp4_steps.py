@@ -22,7 +22,7 @@ Model = Callable[..., Any]
 def policy(recipe: str = "pretraining", base: str = "bfloat16") -> Policy:
     """cpu-bfloat16-nvfp4 with another recipe, or in float16."""
     shipped = Policy.load("cpu-bfloat16-nvfp4")
-    rules = tuple(replace(rule, recipe=recipe) if rule.recipe else rule for rule in shipped.rules)
+    rules = tuple(replace(rule, recipe=recipe) if rule.in_fp8 else rule for rule in shipped.rules)
     return replace(shipped, name=recipe, lower_precision_fp=base, rules=rules)
 
 

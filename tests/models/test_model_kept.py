@@ -33,7 +33,7 @@ def test_gradients_err_at_most_twice_as_much(name: str, kind: str) -> None:
 def _runs(base: Baseline, end: str) -> list[Run]:
     torch._dynamo.reset()
     twin, policy = copy.deepcopy(base.model), Policy.load(f"cpu-bfloat16{end}")
-    rules = [replace(rule, elements=">=256") if rule.elements else rule for rule in policy.rules]
+    rules = [replace(rule, elements=">=256") if getattr(rule, "elements", "") else rule for rule in policy.rules]
     twin.compile(backend="fxamp", options={"policy": replace(policy, rules=tuple(rules)), "lowering": "aot_eager"})
     runs = []
     for drawn in base.weights:

@@ -85,7 +85,12 @@ def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
     expected |= {f"fxamp/policies/{path.name}" for path in (ROOT / "policies").glob("*.toml")}
     pages = (ROOT / "tools/show/page").iterdir()
     expected |= {f"fxamp/tools/show/page/{path.name}" for path in pages if path.is_file()}
-    expected |= {"fxamp/py.typed", "fxamp/policies/README.md", "fxamp/policies/schema.json"}
+    expected |= {
+        "fxamp/py.typed",
+        "fxamp/policies/README.md",
+        "fxamp/policies/SHIPPED.md",
+        "fxamp/policies/schema.json",
+    }
     expected |= {"fxamp/tools/show/README.md", "fxamp/tools/show/schema.json"}
     expected |= {"fxamp/tools/common/colours.css", "fxamp/tools/diff/page.css"}
     expected |= {"fxamp/tools/bench/cost/README.md", "fxamp/tools/bench/cost/hooks.cpp"}

@@ -86,7 +86,7 @@ def test_a_listing_says_what_was_decided():
 
 def test_rules_that_lost_are_listed():
     base = Policy.load("cpu-bfloat16")
-    mine = Rule("mine", Category.FP32, ("linear",), "A reason.")
+    mine = Rule("mine", Category.FP32, ("linear",), why="A reason.")
 
     listing = list_graph(rewritten(Policy("p", "cpu", "bfloat16", rules=(*base.resolve("cpu").rules, mine))))
 

@@ -3,10 +3,10 @@
 import json
 from typing import Any
 
+from fxamp.policy import Rule
 from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.policy_diff import SettingChange
 from fxamp.policy.diff.rule_changes import RuleChange
-from fxamp.policy.model.rule import Rule
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS
@@ -59,5 +59,5 @@ def _op(change: OpChange) -> dict[str, Any]:
 def _decided(rule: Rule | None) -> dict[str, Any] | None:
     if rule is None:
         return None
-    decision = {"keep": rule.asks} if rule.keep else {"cast": rule.asks}
-    return {"rule": rule.id, **decision, **({"inputs": dict(rule.inputs)} if rule.inputs else {})}
+    inputs = rule.content().get("inputs")
+    return {"rule": rule.id, rule.main_key: rule.asks, **({"inputs": inputs} if inputs else {})}

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fxamp.policy import Rule
 from fxamp.policy.diff.op_changes import OpChange
 from fxamp.policy.diff.rule_changes import LISTS, KeyChange, RuleChange
-from fxamp.policy.model.rule import Rule
 from fxamp.tools.common.formatting import plural
 from fxamp.tools.diff.result import Comparison
 
@@ -38,7 +38,8 @@ def cast(rule: Rule | None) -> str:
     """Return what ``rule`` does to the inputs of an op."""
     if rule is None:
         return FOLLOWS
-    return f"{rule.asks} ({value(dict(rule.inputs))})" if rule.inputs else rule.asks
+    inputs = rule.content().get("inputs")
+    return f"{rule.asks} ({value(inputs)})" if inputs else rule.asks
 
 
 def rule_text(change: RuleChange) -> str:
@@ -52,7 +53,7 @@ def rule_text(change: RuleChange) -> str:
         return "; ".join(map(_key, change.keys))
     rule = old or new
     assert rule is not None
-    keys = {key: item for key, item in rule.content().items() if key not in ("id", "cast", "keep", "ops", "advice")}
+    keys = {key: item for key, item in rule.content().items() if key not in ("id", rule.main_key, "ops", "advice")}
     more = "".join(f"; {key}: {value(item)}" for key, item in keys.items())
     return f"{rule.asks}: {value(rule.ops) if rule.ops else 'any op'}{more}"
 

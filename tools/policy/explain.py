@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from fxamp.errors import OptionError, nearest
-from fxamp.policy import Policy, Rule, Site, TensorFacts
+from fxamp.policy import CastRule, Policy, Rule, Site, TensorFacts
 from fxamp.policy.model.conditions import CHECKS, DTYPES
 from fxamp.policy.model.op_names import canonical, is_glob
+from fxamp.policy.model.rule import uncovered
 from fxamp.policy.model.site import REGIONS, Value
 from fxamp.tools.common.command_line import Parser, natural, one_of
 from fxamp.tools.common.output import put
@@ -32,7 +33,7 @@ def parser(prog: str) -> Parser:
         "--region",
         type=one_of(*REGIONS),
         default="forward",
-        help="forward (default), backward, or kept: how its result waits for the backward",
+        help="forward (default), backward, kept (how its result waits for the backward), loss (in chunks), results",
     )
     add("--arg", metavar="A", dest="args", action="append", default=[], help="dim=-1, self.size=4096; repeatable")
     add("--reduces", metavar="N", type=natural, help="how many elements go into one result of a reduction")
@@ -123,24 +124,19 @@ def _lines(policy: Policy, site: Site) -> Iterator[str]:
     elif default is not None:
         yield from _rule("decides", default, default.why)
     else:
-        yield f"  no rule covers it: {_UNCOVERED[site.region]}{_hint(policy, site)}"
+        yield f"  no rule covers it: {uncovered(site.region)}{_hint(policy, site)}"
     for lost in reversed(ruling.lost):
         yield from _rule("lost", lost, "overridden: the last rule that covers a call decides")
     for passed, objection in reversed(ruling.passed_over):
         yield from _rule("unknown" if objection.unknown else "kept out", passed, objection.why)
 
 
-_UNCOVERED = {"forward": "it follows its inputs", "backward": "it runs in the dtypes that follow from its forward"} | {
-    "kept": "its result is kept as it is"
-}
-
-
 def _rule(label: str, rule: Rule, why: str) -> Iterator[str]:
     yield f"  {label:<8}  {rule.id}: {rule.asks}  ({rule.origin or 'made in Python'})"
     if why:
         yield f"            {why}"
-    for name, dtype in dict(rule.inputs).items():
-        yield f"            argument {name}: {dtype}"
+    if isinstance(rule, CastRule):
+        yield from (f"            argument {name}: {dtype}" for name, dtype in rule.inputs)
 
 
 def _named(policy: Policy) -> list[str]:

@@ -17,7 +17,7 @@ from fxamp.passes.forward.scale_products import EXPERTS, SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
 from fxamp.pipeline import cast_graph
-from fxamp.policy import Category, Policy, Recipe
+from fxamp.policy import CastRule, Category, Policy, Recipe
 from fxamp.tools.policy.operands import Operand, operands
 from fxamp.torch_dtypes import NARROW
 
@@ -129,4 +129,5 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 def _raised(changed: Node) -> bool:
     ruling = decision(changed)
-    return ruling is not None and ruling.rule is not None and ruling.rule.cast is not Category.LOWER_PRECISION_FP
+    rule = None if ruling is None else ruling.rule
+    return rule is not None and not (isinstance(rule, CastRule) and rule.cast is Category.LOWER_PRECISION_FP)

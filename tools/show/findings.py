@@ -14,7 +14,7 @@ from functools import cache
 from fxamp.errors import PolicyError
 from fxamp.graph_text.model import Entry, Listing, Source
 from fxamp.graph_text.totals import Index, is_op, is_pick
-from fxamp.policy import Category, Policy, Rule
+from fxamp.policy import CastRule, Category, Policy
 from fxamp.tools.common.formatting import op_name, place, rule_name
 from fxamp.tools.show.select import Keep, everything
 
@@ -132,10 +132,10 @@ def _device(entry: Entry) -> str:
 
 
 @cache
-def _kept_wide(device: str, op: str) -> Rule | None:
+def _kept_wide(device: str, op: str) -> CastRule | None:
     """Return the rule by which autocast on ``device`` ("cuda", "cuda:0") keeps an op in float32; None without one."""
     rule = _table(device.partition(":")[0]).rule_for(op) if op.startswith("aten::") else None
-    return rule if rule is not None and rule.cast in _KEPT_WIDE else None
+    return rule if isinstance(rule, CastRule) and rule.cast in _KEPT_WIDE else None
 
 
 @cache

@@ -6,13 +6,12 @@ whether there can be such a call (:mod:`fxamp.policy.diff.rule_overlap`): the or
 call can meet the conditions of both.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from fxamp.policy.diff.op_patterns import OpPattern, op_patterns
 from fxamp.policy.diff.rule_overlap import exclusive, implied
-from fxamp.policy.model.conditions import ArgCondition
 from fxamp.policy.model.rule import Rule
 from fxamp.policy.model.site import REGIONS
 from fxamp.policy.policy import Policy
@@ -22,7 +21,7 @@ from fxamp.policy.policy import Policy
 class OpChange:
     """Ops that the two policies decide differently.
 
-    ``op``: in the spelling of policies. ``region``: "forward", "backward" or "kept". ``when``: further conditions on
+    ``op``: in the spelling of policies. ``region``: one of :data:`REGIONS`. ``when``: further conditions on
     the call, in words. ``old`` and ``new``: the deciding rules, None if the op follows its inputs.
     """
 
@@ -64,7 +63,7 @@ def _disagreements(old: Sequence[Rule | None], new: Sequence[Rule | None]) -> It
 
 
 def _asks(rule: Rule | None) -> object:
-    return None if rule is None else (rule.asks, rule.inputs, rule.advice, rule.block)
+    return None if rule is None else rule.settings
 
 
 def _conceivable(one: Rule | None, other: Rule | None, later: Sequence[Rule | None]) -> bool:
@@ -90,32 +89,5 @@ def _one_by_one(globs: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 def situation(*rules: Rule | None) -> tuple[str, ...]:
     """Return the conditions of ``rules`` other than op and region, in words."""
-    return tuple(dict.fromkeys(words for rule in rules if rule is not None for words in _conditions(rule)))
-
-
-def _conditions(rule: Rule) -> Iterator[str]:
-    if rule.modules:
-        yield f"in {' or '.join(rule.modules)}"
-    if rule.module_classes:
-        yield f"in a {' or '.join(rule.module_classes)}"
-    for name, condition in dict(rule.args).items():
-        yield f"{name} {_condition(ArgCondition.of(condition).content())}"
-    if rule.reduces:
-        yield f"reduces {_plain(rule.reduces)}"
-    if rule.elements:
-        yield f"of {_plain(rule.elements)} elements"
-    if rule.read_by:
-        yield f"read by {' or '.join(name.removeprefix('aten::') for name in rule.read_by)}"
-
-
-def _condition(condition: object) -> str:
-    if not isinstance(condition, Mapping):
-        return f"= {condition!r}"
-    return f"has {', '.join(f'{key} {_plain(value)}' for key, value in condition.items())}"
-
-
-def _plain(value: object) -> str:
-    """Return ``"==64"`` as 64, and a list as TOML writes it but without quotes."""
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_plain, value))}]"
-    return str(value).removeprefix("==")
+    conditions = (one for rule in rules if rule is not None for one in rule.conditions())
+    return tuple(dict.fromkeys(words for _, condition, value in conditions for words in condition.words(value)))

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fxamp.policy.file.schema import RULE_KEYS, STRINGS
+from fxamp.policy.file.schema import RULE_KEYS
+from fxamp.policy.model.keys import STRINGS
 from fxamp.policy.model.rule import Rule
 
 LISTS = tuple(name for name, key in RULE_KEYS.items() if key.kind is STRINGS)

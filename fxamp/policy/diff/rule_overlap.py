@@ -3,13 +3,15 @@
 True is proven; False means unknown.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from math import lcm
+from typing import Any
 
 from fxamp.policy.diff.glob_overlap import common_name
 from fxamp.policy.model.comparisons import MULTIPLE, size_meets, size_terms
 from fxamp.policy.model.conditions import ArgCondition
+from fxamp.policy.model.keys import SIZE, STRINGS, Condition
 from fxamp.policy.model.rule import Rule
 from fxamp.policy.model.site import Plain
 
@@ -18,22 +20,20 @@ def implied(rule: Rule, by: Sequence[Rule]) -> bool:
     """Return whether the conditions of ``rule``, except op and region, follow from those of all rules in ``by``."""
     if not rule.ops and all(other.ops for other in by):
         return False
-    for listed in ("modules", "module_classes", "read_by"):
-        globs = set(getattr(rule, listed))
-        narrower = (set(getattr(other, listed)) for other in by)
-        if globs and not any(names and names <= globs for names in narrower):
-            return False
-    for name, condition in _args(rule):
-        others = [other_condition for other in by for argument, other_condition in _args(other) if argument == name]
-        if not any(_argument_implied(condition, other) for other in others):
-            return False
-    return all(
-        not getattr(rule, size) or any(_size_implied(getattr(rule, size), getattr(other, size)) for other in by)
-        for size in _SIZES
-    )
+    conditions = [
+        (condition, value, [getattr(other, name) for other in by]) for name, condition, value in rule.conditions()
+    ]
+    return all(_follows(*one) for one in conditions)
 
 
-_SIZES = ("reduces", "elements")
+def _follows(condition: Condition, value: Any, premises: Sequence[Any]) -> bool:
+    """Return whether the value of a condition follows from the values that it has in other rules, empty without one."""
+    if condition.kind is STRINGS:
+        return any(globs and set(globs) <= set(value) for globs in premises)
+    if condition.kind is SIZE:
+        return any(_size_implied(value, premise) for premise in premises)
+    pairs = [pair for premise in premises for pair in premise]
+    return all(any(name == own and _argument_implied(one, other) for own, other in pairs) for name, one in value)
 
 
 def exclusive(first: Rule, second: Rule) -> bool:
@@ -41,18 +41,13 @@ def exclusive(first: Rule, second: Rule) -> bool:
 
     Conditions on a tensor never exclude each other: different members of a list of tensors can meet them.
     """
-    for size in _SIZES:
-        one, other = getattr(first, size), getattr(second, size)
-        if one and other and not _sizes_meeting(one, other):
-            return True
+    conditions = [(condition, value, getattr(second, name)) for name, condition, value in first.conditions()]
+    if any(other and not _sizes_meeting(one, other) for condition, one, other in conditions if condition.kind is SIZE):
+        return True
     if first.modules and second.modules and all(_apart(*pair) for pair in product(first.modules, second.modules)):
         return True
-    values = dict(_args(first))
-    return any(name in values and _values_apart(values[name], other) for name, other in _args(second))
-
-
-def _args(rule: Rule) -> Iterator[tuple[str, ArgCondition]]:
-    return ((name, ArgCondition.of(condition)) for name, condition in dict(rule.args).items())
+    values = dict(first.args)
+    return any(name in values and _values_apart(values[name], other) for name, other in second.args)
 
 
 def _argument_implied(condition: ArgCondition, premise: ArgCondition) -> bool:

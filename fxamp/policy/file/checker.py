@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from fxamp.errors import nearest
 from fxamp.policy.file.lines import LineIndex, Path
-from fxamp.policy.file.schema import Key
+from fxamp.policy.model.keys import Key
 from fxamp.policy.model.rule import Origin
 from fxamp.policy.model.settings import unknown_value
 

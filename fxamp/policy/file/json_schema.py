@@ -8,11 +8,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fxamp.policy.file.schema import CONDITIONS, FILE_KEYS, RULE_KEYS, TABLES, Key
-from fxamp.policy.model.chunks import LOSS
-from fxamp.policy.model.keep import KEPT
-from fxamp.policy.model.results import RESULTS
-from fxamp.policy.model.rule import RULE_REGIONS
+from fxamp.policy.file.schema import CONDITIONS, FILE_KEYS, KINDS, RULE_KEYS, TABLES
+from fxamp.policy.model.keys import Key, enum
+from fxamp.policy.model.rule import Rule
 
 
 def json_schema() -> dict[str, Any]:
@@ -24,21 +22,16 @@ def json_schema() -> dict[str, Any]:
 
 
 def _rule() -> dict[str, Any]:
-    on_ops = [region for region in RULE_REGIONS if region not in (KEPT, LOSS, RESULTS)]
-    whole = {
-        "anyOf": [{"required": [key]} for key in CONDITIONS],
-        "if": {"required": ["chunks"]},
-        "then": {"properties": {"region": {"const": LOSS}}},
-        "else": {
-            "if": {"properties": {"drop": {"const": True}, "region": {"const": RESULTS}}, "required": ["drop"]},
-            "else": {
-                "if": {"properties": {"region": {"const": KEPT}}, "required": ["region", "keep"]},
-                "else": {"properties": {"region": {"enum": on_ops}}, "required": ["cast"]},
-            },
-        },
-    }
+    whole = {"anyOf": [{"required": [key]} for key in CONDITIONS]} | _one_of(*KINDS)
     off = {"properties": {"enabled": {"const": False}}, "required": ["enabled"]}
     return _object(RULE_KEYS) | {"required": ["id"], "if": off, "else": whole}
+
+
+def _one_of(*kinds: type[Rule]) -> dict[str, Any]:
+    """Return the schema of a rule of one of ``kinds``; the first is what a rule without the key of a kind is to be."""
+    last = kinds[-1]
+    whole = {"properties": {"region": enum(tuple(last.regions))}, "required": [last.main_key]}
+    return whole if len(kinds) == 1 else {"if": whole, "else": _one_of(*kinds[:-1])}
 
 
 def _object(keys: Mapping[str, Key], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -1,6 +1,4 @@
-"""Losses in chunks of rows: the values of ``chunks`` and ``gradients``, and the keys that go with them."""
-
-from collections.abc import Iterator
+"""Losses in chunks of rows: the values of ``chunks`` and ``gradients``."""
 
 LOSS = "loss"
 """The region of rules on losses that a linear layer's results go into."""
@@ -21,17 +19,3 @@ def chunks_of(value: object) -> Chunks:
     if value == AUTO or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
     raise ValueError(f"chunks = {value!r} is not accepted; accepted: 'auto', or a whole number of rows from 1 on")
-
-
-def chunk_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield ``(key, message)`` for keys of a rule that do not fit together; ``rule`` has the keys that are set."""
-    if "chunks" not in rule:
-        if "gradients" in rule:
-            yield ("gradients",), "gradients goes with chunks, which this rule does not have"
-        return
-    region = rule.get("region", LOSS)
-    if region not in (LOSS, "forward"):
-        yield ("region",), f"region = {region!r} does not go with chunks; accepted: '{LOSS}', or no region"
-    for key in ("cast", "recipe", "inputs", "advice", "reduces", "read_by", "keep", "block"):
-        if key in rule:
-            yield (key,), f"{key} does not go with chunks: what a loss computes in is decided by the other rules"

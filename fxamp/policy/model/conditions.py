@@ -63,6 +63,13 @@ class ArgCondition:
             written["shape"] = list(self.shape)
         return {key: written[key] for key in CHECKS if written.get(key) not in (None, "")}
 
+    def words(self) -> str:
+        """Return the condition as reports name it: ``"= -1"``, ``"has dtype float32, size >4096"``."""
+        content = self.content()
+        if not isinstance(content, Mapping):
+            return f"= {content!r}"
+        return f"has {', '.join(f'{key} {plain(value)}' for key, value in content.items())}"
+
     def objection(self, name: str, site: Site) -> Objection | None:
         """Return why the condition fails for the argument ``name`` of a call, or None if it holds."""
         if name not in site.args:
@@ -97,6 +104,13 @@ class ArgCondition:
         if self.size and (why := number_objection(f"the size of {name}", tensor.size, self.size)):
             return why
         return None if self.shape is None else _shape_objection(name, tensor.shape, self.shape)
+
+
+def plain(value: object) -> str:
+    """Return ``"==64"`` as 64, and a list as TOML has it but without quotes."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(plain, value))}]"
+    return str(value).removeprefix("==")
 
 
 def number_objection(what: str, number: Number | None, condition: str) -> Objection | None:

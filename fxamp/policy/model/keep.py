@@ -1,9 +1,6 @@
-"""How a value is stored between forward and backward: the values of ``keep``, and the keys that go with it."""
+"""The forms in which a value is stored between forward and backward: the values of ``keep``."""
 
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
-
-from fxamp.policy.model.op_names import is_glob
 
 KEPT = "kept"
 """The region of rules on what the forward keeps for the backward."""
@@ -48,34 +45,3 @@ _RANDOM = """
 
 RANDOM = frozenset(f"aten::{name}" for name in _RANDOM.split())
 """Ops that draw random numbers; recomputed, they would draw different ones."""
-
-
-def keep_problems(rule: dict[str, object]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield ``(key, message)`` for keys of a rule that do not fit together; ``rule`` has the keys that are set."""
-    region, keep = rule.get("region", "forward"), rule.get("keep")
-    if region != KEPT:
-        for key in ("keep", "block", *(() if {"chunks", "drop"} & rule.keys() else ("elements", "read_by"))):
-            if key in rule:
-                yield (key,), f"{key} goes with region = '{KEPT}', but this rule has region = {region!r}"
-        return
-    for key in ("cast", "recipe", "inputs", "advice", "reduces"):
-        if key in rule:
-            yield (key,), f"{key} is for rules on ops, but this rule has region = '{KEPT}', which goes with keep"
-    if "block" in rule:
-        yield from _block_problems(rule["block"], keep)
-    ops = rule.get("ops")
-    if keep == Keep.RECOMPUTE and isinstance(ops, Sequence):
-        for op in ops:
-            if not is_glob(op) and op.partition(".")[0] in RANDOM:
-                yield (
-                    ("ops",),
-                    f"keep = 'recompute' of {op}, which draws random numbers; recomputed, it would draw different ones",
-                )
-
-
-def _block_problems(block: object, keep: object) -> Iterator[tuple[tuple[str, ...], str]]:
-    if not isinstance(block, int) or block < SMALLEST_BLOCK:
-        yield ("block",), f"block = {block!r} is too small; accepted: whole numbers from {SMALLEST_BLOCK} on"
-    if keep is not None and keep not in EIGHT_BITS:
-        accepted = " or ".join(repr(form.value) for form in EIGHT_BITS)
-        yield ("block",), f"block goes with keep = {accepted}, but this rule has keep = {str(keep)!r}"

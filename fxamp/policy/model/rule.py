@@ -1,32 +1,21 @@
-"""One rule of a policy: the calls it covers, and the cast they get, or how their results are kept."""
+"""What all kinds of rules have in common: an id, the conditions on a call, and where the rule is written."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar
 
-from fxamp.argument_names import named_arguments
-from fxamp.errors import nearest
-from fxamp.policy.model.category import Category
-from fxamp.policy.model.chunks import LOSS, Chunks, chunk_problems, chunks_of
-from fxamp.policy.model.comparisons import size_condition
-from fxamp.policy.model.conditions import ArgCondition, Objection, number_objection
-from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, Keep, keep_problems
-from fxamp.policy.model.module_globs import covers_class, covers_module, module_glob
+from fxamp.policy.model.comparisons import version_condition
+from fxamp.policy.model.conditions import ArgCondition, Objection
+from fxamp.policy.model.keys import ARGUMENTS, STRING, STRINGS, VERSIONS, Condition, Key, condition, key, size
+from fxamp.policy.model.module_globs import class_glob, covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
-from fxamp.policy.model.recipe import RECIPES, RECIPES_OF, Recipe
-from fxamp.policy.model.results import RESULTS, result_problems
-from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
-RULE_REGIONS = ("forward", "backward", "both", KEPT, LOSS, RESULTS)
-INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
-EXPERTS = ("aten::_grouped_mm", "aten::bmm", "aten::baddbmm", "transformers::grouped_mm_fallback")
-"""The products whose weight has a matrix for each expert; those of ``matmul`` may."""
+_REGIONS = ("forward", "backward", "both", "kept", "loss", "results")
 
-PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul", *EXPERTS)
-"""The ops that rules with a cast of :data:`RECIPES_OF` may name."""
-
-ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
-"""The categories that name one dtype for every input: only these allow ``inputs`` and the backward."""
+Mistake = tuple[tuple[str, ...], str]
+"""The key that a mistake is in, empty for the whole rule, and a message."""
 
 
 @dataclass(frozen=True)
@@ -40,113 +29,152 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-@named_arguments
-@dataclass(frozen=True)
-class Rule:
-    """One decision of a policy: the calls that meet all of its conditions get this cast.
+def _module_objection(globs: tuple[str, ...], site: Site) -> Objection | None:
+    if site.partial and not site.module:
+        return Objection("the module is not known", unknown=True)
+    if any(covers_module(glob, site.module) for glob in globs):
+        return None
+    return Objection(f"module {site.module!r} is not covered by {' or '.join(globs)}")
+
+
+def _class_objection(globs: tuple[str, ...], site: Site) -> Objection | None:
+    if site.partial and not site.module and not site.module_classes:
+        return Objection("the module is not known", unknown=True)
+    if any(covers_class(glob, name) for glob in globs for name in site.module_classes):
+        return None
+    return Objection(f"no module around it is of a class {' or '.join(globs)}")
+
+
+def _args_objection(args: tuple[tuple[str, ArgCondition], ...], site: Site) -> Objection | None:
+    objections = (condition.objection(name, site) for name, condition in args)
+    return next((objection for objection in objections if objection is not None), None)
+
+
+ID = key(STRING, "A word that names the rule; a later file's rule of the same id takes its place.")
+OPS = condition(
+    STRINGS,
+    "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.",
+    parse=canonical,
+    objection=lambda value, site: None,  # covers_op checks them
+    words=lambda value: iter(()),
+)
+
+
+ELEMENTS = size(
+    "elements",
+    "How many elements the kept value, the logits or the result have: '>=4096'.",
+    "the number of its elements",
+    "of {} elements",
+)
+
+
+class _Positional:
+    """The fields that each kind declares itself, with ``ID`` and ``OPS``, around the key that makes its kind."""
+
+    id: str
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, init=False)
+class Rule(_Positional):
+    """One rule of a policy: the calls that meet all of its conditions get what it asks for.
+
+    ``Rule(...)`` makes a rule of the kind that its keys call for: with ``cast``, ``keep``, ``chunks`` or ``drop``.
 
     ``ops`` are canonical names: ``"aten::mm"`` covers every overload, ``"aten::mm.default"`` the default one,
     ``"aten::sum.dim_IntList"`` another one; globs are fnmatch's; without ``ops`` every op that computes is covered.
     ``modules`` are globs on dotted module paths, ``module_classes`` on class names. ``args`` are conditions by argument
-    name, ``reduces`` one on the number of elements that go into one result of a reduction. ``region``: "forward",
-    "backward", "both", "kept", "loss" or "results". ``torch`` is a version condition such as ``">=2.12"``. ``inputs``
-    overrides ``cast`` for single arguments: "lower_precision_fp", "fp32" or "follow".
+    name; a mapping is accepted. ``region``: what the rule is for, by default the first of the kind's regions.
+    ``torch`` is a version condition such as ``">=2.12"``. ``why`` and ``origin`` explain the rule and do not count in
+    equality.
 
-    A rule of region "kept" has no cast. ``keep`` says how the calls' results are stored for the backward; ``block``
-    elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least one of
-    the ops in ``read_by`` must read it in the forward.
-
-    A rule of region "loss" has no cast either. ``chunks``: how many rows of logits exist at a time, or "auto";
-    ``gradients``: whether the forward or the backward makes the gradients of a chunk. A rule with ``chunks`` is of that
-    region without saying so; ``elements`` is a condition on the number of logits.
-
-    Nor has a rule of region "results", which says ``drop``: a graph that returns a loss does not make the results that
-    meet the conditions, for nobody reads them.
-
-    ``recipe`` is how ``cast = "fp8"``, ``"mxfp8"`` and ``"nvfp4"`` scale, one of :data:`RECIPES_OF`. ``advice`` is the
-    hint in a banned op's error.
-    ``why`` and ``origin`` explain the rule and do not count in equality.
-
-    ``args`` and ``inputs`` may be given as mappings. Raises ValueError for values that a policy file could not hold.
+    Raises ValueError for values that a policy file could not hold.
     """
 
-    id: str
-    cast: Category | None = None
-    ops: tuple[str, ...] = ()
-    why: str = field(default="", compare=False)
-    torch: str | None = None
-    advice: str = ""
+    main_key: ClassVar[str]
+    """The key that makes a rule one of this kind."""
+    regions: ClassVar[Mapping[str, str]]
+    """The regions that the kind is for, with what happens there to a call that no rule covers."""
+
+    modules: tuple[str, ...] = condition(
+        STRINGS,
+        "Globs on module paths: lm_head, layers.*.router.",
+        module_glob,
+        _module_objection,
+        lambda globs: iter([f"in {' or '.join(globs)}"]),
+    )
+    module_classes: tuple[str, ...] = condition(
+        STRINGS,
+        "Globs on class names: *RMSNorm.",
+        class_glob,
+        _class_objection,
+        lambda globs: iter([f"in a {' or '.join(globs)}"]),
+    )
+    args: tuple[tuple[str, ArgCondition], ...] = condition(
+        ARGUMENTS,
+        "Conditions on arguments by name: a value, or dtype, rank, size and shape of a tensor.",
+        ArgCondition.of,
+        _args_objection,
+        lambda args: (f"{name} {condition.words()}" for name, condition in args),
+    )
+    region: str = key(
+        STRING,
+        "What it is for: ops of the forward, the backward, or both; what is kept between them; a loss; results.",
+        _REGIONS,
+        default="",
+    )
+    torch: str | None = key(VERSIONS, "Versions of torch: '>=2.12'.", parse=version_condition, default=None)
+    why: str = field(
+        default="", compare=False, metadata={"key": Key(STRING, "A sentence that is shown where the rule decides.")}
+    )
     origin: Origin | None = field(default=None, compare=False)
-    modules: tuple[str, ...] = ()
-    module_classes: tuple[str, ...] = ()
-    args: "tuple[tuple[str, ArgCondition], ...] | Mapping[str, object]" = ()
-    reduces: str = ""
-    region: str = "forward"
-    inputs: "tuple[tuple[str, str], ...] | Mapping[str, str]" = ()
-    keep: Keep | None = None
-    block: int = 0
-    elements: str = ""
-    read_by: tuple[str, ...] = ()
-    recipe: str = ""
-    chunks: Chunks | None = None
-    gradients: str = ""
-    drop: bool = False
+
+    def __new__(cls, *args: Any, **keys: Any) -> "Rule":
+        return object.__new__(kind_of(keys) if cls is Rule else cls)
 
     def __post_init__(self) -> None:
-        args = {name: ArgCondition.of(condition) for name, condition in dict(self.args).items()}
-        tidy = {
-            "cast": None if self.cast is None else Category(self.cast),
-            "keep": None if self.keep is None else Keep(self.keep),
-            "elements": size_condition(self.elements) if self.elements else "",
-            "read_by": tuple(canonical(op) for op in self.read_by),
-            "ops": tuple(canonical(op) for op in self.ops),
-            "modules": tuple(module_glob(glob) for glob in self.modules),
-            "module_classes": tuple(self.module_classes),
-            "args": tuple(sorted(args.items(), key=lambda item: item[0])),
-            "reduces": size_condition(self.reduces) if self.reduces else "",
-            "inputs": tuple(sorted(dict(self.inputs).items())),
-            "chunks": None if self.chunks is None else chunks_of(self.chunks),
-            "region": implied_region(self.region, self.chunks, self.drop),
-        }
-        for name, value in tidy.items():
-            object.__setattr__(self, name, value)
-        if self.region not in RULE_REGIONS:
-            raise ValueError(
-                f"rule {self.id!r}: region = {self.region!r} is unknown; accepted: {', '.join(RULE_REGIONS)}"
-            )
-        if getattr(self, needed_key(self.region)) in (None, False):
-            raise ValueError(f"rule {self.id!r}: region = {self.region!r} goes with {needed_key(self.region)}")
-        for _, problem in problems(self.cast, self.region, dict(self.inputs), self.recipe, self.ops):
+        try:
+            for field in fields(self):
+                if "key" in field.metadata and (value := getattr(self, field.name)) != field.default:
+                    value = field.metadata["key"].canonical(field.name, value)
+                    object.__setattr__(self, field.name, value)
+        except ValueError as error:
+            raise ValueError(f"rule {self.id!r}: {error}") from None
+        given = {name: value for name in keys_of(type(self)) if (value := getattr(self, name))}
+        if self.main_key not in given:
+            raise ValueError(f"rule {self.id!r}: it has no {self.main_key}; a rule has one of {', '.join(kinds())}")
+        for _, problem in mistakes(type(self), given):
             raise ValueError(f"rule {self.id!r}: {problem}")
-        for _, problem in problems_of_regions(self.content()):
-            raise ValueError(f"rule {self.id!r}: {problem}")
-        if self.keep in EIGHT_BITS and not self.block:
-            object.__setattr__(self, "block", BLOCK)
+        if not self.region:
+            object.__setattr__(self, "region", next(iter(self.regions)))
 
     @property
     def asks(self) -> str:
-        """What the rule requests: its cast, with its recipe, its keep, or its chunks."""
-        if self.chunks is not None:
-            return f"chunks of {self.chunks}"
-        if self.drop:
-            return "drop"
-        return f"{self.cast} {self.recipe}" if self.recipe else str(self.keep or self.cast)
+        """What the rule asks for, in words."""
+        return str(getattr(self, self.main_key))
 
     @property
-    def in_fp8(self) -> bool:
-        """Whether the products that the rule covers run in fp8, mxfp8 or nvfp4."""
-        return self.cast in RECIPES_OF
-
-    @property
-    def of_experts(self) -> bool:
-        """Whether the rule names products whose weight has a matrix for each expert."""
-        return any(op.partition(".")[0] in EXPERTS for op in self.ops)
+    def settings(self) -> tuple[object, ...]:
+        """All that the rule asks for: rules of one kind with equal settings do the same to a call."""
+        keys = keys_of(type(self)).items()
+        return tuple(
+            getattr(self, name) for name, key in keys if not isinstance(key, Condition) and name not in _COMMON
+        )
 
     @property
     def conditional(self) -> bool:
         """Whether the rule has conditions besides the op's name."""
-        others = (self.modules, self.module_classes, self.args, self.reduces, self.elements, self.read_by)
-        return not self.ops or any(map(bool, others))
+        return not self.ops or bool(self.conditions())
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether the products that the rule covers run in fp8, mxfp8 or nvfp4."""
+        return False
+
+    def conditions(self) -> list[tuple[str, Condition, Any]]:
+        """Return the conditions besides the op's name, each by its key and with its value."""
+        keys = ((name, key) for name, key in keys_of(type(self)).items() if isinstance(key, Condition))
+        return [(name, key, value) for name, key in keys if name != "ops" and (value := getattr(self, name))]
 
     def covers_op(self, op: str, region: str = "forward") -> bool:
         """Whether the rule is for this op and region; its other conditions are not checked."""
@@ -156,53 +184,71 @@ class Rule:
         """Return the first condition that fails for ``site``, or None if the rule covers the call."""
         if not self.covers_op(site.op, site.region):
             return Objection(f"it is not for {site.op} in the {site.region}")
-        return next((objection for objection in self._objections(site) if objection is not None), None)
-
-    def _objections(self, site: Site) -> Iterable[Objection | None]:
         if not self.ops and not site.computes:
-            yield Objection("it names no ops, and this call only moves or views values, or names its dtype itself")
-        if site.partial and not site.module and (self.modules or (self.module_classes and not site.module_classes)):
-            yield Objection("the module is not known", unknown=True)
-        if self.modules and not any(covers_module(glob, site.module) for glob in self.modules):
-            yield Objection(f"module {site.module!r} is not covered by {' or '.join(self.modules)}")
-        if self.module_classes and not any(
-            covers_class(g, c) for g in self.module_classes for c in site.module_classes
-        ):
-            yield Objection(f"no module around it is of a class {' or '.join(self.module_classes)}")
-        for name, condition in dict(self.args).items():
-            yield ArgCondition.of(condition).objection(name, site)
-        if self.reduces:
-            yield number_objection("the number of elements reduced to one", site.reduces, self.reduces)
-        if self.elements:
-            yield number_objection("the number of its elements", site.elements, self.elements)
-        if self.read_by and not any(covers(name, op) for name in self.read_by for op in site.readers):
-            reason = f"none of {', '.join(self.read_by)} is known to read it"
-            yield Objection(reason, unknown=site.partial and not site.readers)
+            return Objection("it names no ops, and this call only moves or views values, or names its dtype itself")
+        objections = (condition.objection(value, site) for _, condition, value in self.conditions())
+        return next((objection for objection in objections if objection is not None), None)
 
     def content(self) -> dict[str, object]:
         """Return the rule under the keys of a policy file, without ``why`` and without keys that have no value."""
-        keys: dict[str, object] = {
-            "id": self.id,
-            "cast": self.cast and self.cast.value,
-            "recipe": str(self.recipe),
-            "keep": self.keep and self.keep.value,
-            "block": self.block,
-            "chunks": self.chunks,
-            "gradients": self.gradients,
-            "drop": self.drop,
-            "ops": list(self.ops),
-            "modules": list(self.modules),
-            "module_classes": list(self.module_classes),
-            "reduces": self.reduces,
-            "elements": self.elements,
-            "read_by": list(self.read_by),
-            "region": "" if self.region in ("forward", LOSS, RESULTS) else self.region,
-            "torch": self.torch,
-            "advice": self.advice,
-            "args": {name: ArgCondition.of(condition).content() for name, condition in dict(self.args).items()},
-            "inputs": dict(self.inputs),
-        }
-        return {key: value for key, value in keys.items() if value}
+        keys = {name: key for name, key in keys_of(type(self)).items() if name != "why"}
+        content = {name: key.written(value) for name, key in keys.items() if (value := getattr(self, name))}
+        if self.region == next(iter(self.regions)):
+            del content["region"]
+        return content
+
+    @classmethod
+    def _mistakes(cls, given: Mapping[str, Any]) -> Iterator[Mistake]:
+        """Yield the mistakes in the kind's own keys taken together; ``given`` is that of :func:`mistakes`."""
+        return iter(())
+
+
+_COMMON = ("id", "region", "torch", "why")
+"""The keys of all rules that are no conditions on a call."""
+
+
+def keys_of(kind: type[Rule]) -> Mapping[str, Key]:
+    """Return the keys of a kind: what it asks for, its conditions, then the others; tables are last, as in TOML."""
+    hashable: Any = kind
+    return _keys(hashable)
+
+
+@cache
+def _keys(kind: type[Rule]) -> Mapping[str, Key]:
+    keys: dict[str, Key] = {field.name: field.metadata["key"] for field in fields(kind) if "key" in field.metadata}
+
+    def place(name: str) -> tuple[bool, ...]:
+        conditional = isinstance(keys[name], Condition)
+        return dict in keys[name].kind.types, name in _COMMON[1:], conditional, conditional and name != "ops"
+
+    return {name: keys[name] for name in sorted(keys, key=place)}
+
+
+def kinds() -> dict[str, type[Rule]]:
+    """Return the kinds of rules by the key that makes them."""
+    return {kind.main_key: kind for kind in Rule.__subclasses__()}
+
+
+def kind_of(table: Mapping[str, Any]) -> type[Rule]:
+    """Return the kind of a rule with these keys: that of the first one that makes a kind, else that of the region."""
+    found = next((kinds()[key] for key in table if key in kinds()), None)
+    region = table.get("region", "")
+    return found or next((kind for kind in kinds().values() if region in [*kind.regions]), kinds()["cast"])
+
+
+def mistakes(kind: type[Rule], given: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield the mistakes in the keys of a rule taken together; ``given`` holds those with an accepted value."""
+    main, region = kind.main_key, given.get("region", "")
+    for name in [name for name in given if name not in keys_of(kind)]:
+        if name in kinds():
+            yield (name,), f"{name} does not go with {main}; accepted: one of {', '.join(kinds())}"
+        else:
+            owners = " or ".join(other for other in kinds() if name in keys_of(kinds()[other]))
+            yield (name,), f"{name} goes with {owners}, not with {main}"
+    if region and region not in kind.regions:
+        accepted = ", ".join(map(repr, kind.regions))
+        yield ("region",), f"region = {region!r} does not go with {main}; accepted: {accepted}, or no region"
+    yield from kind._mistakes(given)
 
 
 def holds_in(rule_region: str, region: str) -> bool:
@@ -210,62 +256,6 @@ def holds_in(rule_region: str, region: str) -> bool:
     return rule_region == region or (rule_region == "both" and region in ("forward", "backward"))
 
 
-def needed_key(region: str) -> str:
-    """The key that a rule of ``region`` must have."""
-    return {KEPT: "keep", LOSS: "chunks", RESULTS: "drop"}.get(region, "cast")
-
-
-def implied_region(region: str, chunks: object, drop: object) -> str:
-    """Return the region of a rule: one with ``chunks`` or ``drop`` need not name it."""
-    if region != "forward":
-        return region
-    return LOSS if chunks is not None else RESULTS if drop else region
-
-
-def problems_of_regions(rule: dict[str, object]) -> list[tuple[tuple[str, ...], str]]:
-    """Return ``(key, message)`` for keys that do not fit the rule's region; ``rule`` has the keys that are set."""
-    return [*keep_problems(rule), *chunk_problems(rule), *result_problems(rule)]
-
-
-def problems(
-    cast: Category | None, region: str, inputs: Mapping[str, object], recipe: str, ops: tuple[str, ...]
-) -> list[tuple[tuple[str, ...], str]]:
-    """Return ``(key, message)`` for every mistake in a rule's keys taken together; ``ops`` are canonical."""
-    mistakes: list[tuple[tuple[str, ...], str]] = list(_fp8_problems(cast, recipe, ops))
-    for name, dtype in inputs.items():
-        if dtype not in INPUT_DTYPES:
-            hint = nearest(str(dtype), INPUT_DTYPES)
-            accepted = ", ".join(map(repr, INPUT_DTYPES))
-            mistakes.append((("inputs", name), f"{name} = {dtype!r} is unknown; accepted: {accepted}{hint}"))
-    if cast is None or cast in ONE_DTYPE:
-        return mistakes
-    accepted = " or ".join(repr(category.value) for category in ONE_DTYPE)
-    if inputs:
-        mistakes.append((("inputs",), f"inputs goes with cast = {accepted}, but this rule has cast = {cast.value!r}"))
-    if region != "forward":
-        message = f"region = {region!r} goes with cast = {accepted}, but this rule has cast = {cast.value!r}"
-        mistakes.append((("region",), message))
-    return mistakes
-
-
-def _fp8_problems(cast: Category | None, recipe: str, ops: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], str]]:
-    accepted = () if cast is None else tuple(map(str, RECIPES_OF.get(cast, ())))
-    if cast is None or not accepted:
-        if cast is not None and recipe:
-            casts = " or ".join(repr(category.value) for category in RECIPES_OF)
-            yield ("recipe",), f"recipe goes with cast = {casts}, but this rule has cast = {cast.value!r}"
-        return
-    packets = [op.partition(".")[0] for op in ops]
-    others = [op for op, packet in zip(ops, packets, strict=True) if packet not in PRODUCTS]
-    if others or not ops:
-        named = ", ".join(op.removeprefix("aten::") for op in PRODUCTS)
-        fault = f"not for {others[0]!r}" if others else "but this rule names no ops"
-        yield ("ops",), f"cast = {cast.value!r} is for the ops {named}, {fault}"
-    if not recipe:
-        yield ("recipe",), f"cast = {cast.value!r} needs a recipe; accepted: {', '.join(map(repr, accepted))}"
-    elif recipe not in accepted:
-        yield ("recipe",), unknown_value("recipe", recipe, accepted)
-    elif (experts := next(filter(EXPERTS.__contains__, packets), "")) and not RECIPES[Recipe(recipe)].grouped:
-        named = ", ".join(repr(name) for name in accepted if RECIPES[Recipe(name)].grouped)
-        named = named or "a rule with cast = 'fp8' or 'mxfp8'"
-        yield ("recipe",), f"recipe = {recipe!r} is not for {experts.removeprefix('aten::')!r}; accepted: {named}"
+def uncovered(region: str) -> str:
+    """Return what happens in ``region`` to a call that no rule covers."""
+    return next(kind.regions[region] for kind in kinds().values() if region in kind.regions)

@@ -21,7 +21,7 @@ from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.chunk_losses import ChunkLosses
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.insert_casts import InsertCasts
-from fxamp.policy import Category, Policy, Rule
+from fxamp.policy import Category, ChunkRule, Policy, Rule
 
 CLASSES = 12
 PRODUCTS = Rule("products", Category.LOWER_PRECISION_FP, ("linear",))
@@ -250,7 +250,7 @@ def test_conversions_keep_the_error_of_autocast(first: torch.dtype, second: torc
 
 
 def _unchunked(under: Policy) -> Policy:
-    return replace(under, rules=tuple(rule for rule in under.rules if rule.chunks is None))
+    return replace(under, rules=tuple(rule for rule in under.rules if not isinstance(rule, ChunkRule)))
 
 
 def test_a_loss_of_16_bit_logits_is_float32() -> None:

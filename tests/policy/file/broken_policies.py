@@ -58,13 +58,14 @@ PLAIN: Groups = {
         'elements = "many"': "'many' is not a size",
     },
     HEAD + DROP + "{}\n": {
-        'region = "backward"': "region = 'backward' does not go with drop",
+        'region = "backward"': "region = 'backward' does not go with drop; accepted: 'results', or no region",
     },
     HEAD + DROP.replace("drop = true", "{}"): {
         "drop = false": "drop = false asks for nothing; accepted: true, or",
     },
     HEAD + CHUNKS + "{}\n": {
         'gradients = "forwards"': "gradients = 'forwards' .*did you mean 'forward'",
+        'region = "backward"': "region = 'backward' does not go with chunks; accepted: 'loss', or no region",
     },
     HEAD + FP8 + "{}\n": {
         'recipe = "tensor"': "recipe = 'tensor' is unknown; .*did you mean 'tensorwise'",
@@ -196,13 +197,12 @@ BEYOND: Groups = {
         'cpu_features = ["avx2"]': "cpu_features is for device = 'cpu'",
     },
     HEAD + KEPT + "{}\n": {
-        'cast = "fp32"': "cast is for rules on ops, .* goes with keep",
-        'inputs = { self = "fp32" }': "inputs is for rules on ops",
-        'reduces = ">4"': "reduces is for rules on ops",
+        'cast = "fp32"': "cast does not go with keep; accepted: one of cast, chunks, drop, keep",
+        'inputs = { self = "fp32" }': "inputs goes with cast, not with keep",
+        'reduces = ">4"': "reduces goes with cast, not with keep",
     },
     HEAD + CHUNKS + "{}\n": {
         'cast = "fp32"': "cast does not go with chunks",
-        'region = "backward"': "region = 'backward' does not go with chunks",
     },
     HEAD + DROP + "{}\n": {
         'cast = "fp32"': "cast does not go with drop",
@@ -217,10 +217,10 @@ BEYOND: Groups = {
     HEAD + RULE + "{}\n": {
         '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]': (9, "id = 'a' is used twice; the first is on line 5"),
         'gradients = "forward"': "gradients goes with chunks",
-        'advice = "no"': "advice is for cast = 'banned', .* cast = 'fp32'",
-        'keep = "int8"': "keep goes with region = 'kept', .* region = 'forward'",
-        'elements = ">4"': "elements goes with region = 'kept'",
-        'read_by = ["mm"]': "read_by goes with region = 'kept'",
+        'advice = "no"': "advice goes with cast = 'banned', .* cast = 'fp32'",
+        'keep = "int8"': "keep does not go with cast",
+        'elements = ">4"': "elements goes with chunks or drop or keep, not with cast",
+        'read_by = ["mm"]': "read_by goes with keep, not with cast",
         'recipe = "rowwise"': "recipe goes with cast = 'fp8'",
     },
     HEAD + FP32 + "[rule.args]\n{}\n": {
@@ -241,7 +241,7 @@ BEYOND: Groups = {
         'module_classes = ["Layer Norm"]': "'Layer Norm' is not a class name",
     },
     HEAD + RULE.replace("fp32", "{}"): {
-        "banned": (4, "cast = 'banned' but no advice"),
+        "banned": (4, "cast = 'banned' needs an advice"),
     },
     HEAD + RULE.replace('"a"', '"{}"'): {
         "": "id = '' is empty",
@@ -284,7 +284,7 @@ BEYOND: Groups = {
         ),
         HEAD + '[[rule]]\nid = "a"\nkeep = "int8"\nops = ["exp"]\nregion = "kept"\nrecipe = "rowwise"\n': (
             9,
-            "recipe is for rules on ops, but this rule has region = 'kept'",
+            "recipe goes with cast, not with keep",
         ),
         'extends = ["cpu.toml"]\n' + HEAD + '[[rule]]\nid = "reduction"\nenabled = false\n': (
             5,

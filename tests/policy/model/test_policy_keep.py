@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fxamp.policy import Policy, Rule, Site
+from fxamp.policy import CastRule, KeepRule, Policy, Rule, Site
 from fxamp.policy.diff.policy_diff import diff_policies
 from fxamp.policy.model.keep import Keep
 from fxamp.tools.diff.words import groups
@@ -52,9 +52,9 @@ def test_rules_of_regions_do_not_mix() -> None:
     for policy in (POLICY, both):
         for region in ("forward", "backward"):
             rule = policy.ruling(Site("aten::mm.default", region=region, elements=9999)).rule
-            assert rule is None or rule.keep is None
+            assert rule is None or isinstance(rule, CastRule)
         rule = policy.ruling(Site("aten::mm.default", region="kept", elements=9999)).rule
-        assert rule is not None and rule.keep is Keep.INT8
+        assert isinstance(rule, KeepRule) and rule.keep is Keep.INT8
     assert not POLICY.conditional, "a condition on kept values is no condition on an op of the forward"
 
 
@@ -69,9 +69,12 @@ def test_the_digest_knows_every_key() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"region": "kept"}, "goes with keep"),
-        ({}, "goes with cast"),
-        ({"cast": "fp32", "keep": "int8"}, "keep goes with region = 'kept'"),
+        ({"region": "kept"}, "has no keep"),
+        ({}, "has no cast"),
+        (
+            {"keep": "int8", "region": "forward"},
+            "region = 'forward' does not go with keep; accepted: 'kept'",
+        ),
         ({"region": "kept", "keep": "recompute", "ops": ("bernoulli",)}, "draws random numbers"),
         ({"region": "kept", "keep": "as-is", "block": 64}, "block goes with keep = 'int8' or"),
     ],

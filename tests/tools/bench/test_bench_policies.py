@@ -18,10 +18,10 @@ FILE = Path(__file__).parents[3] / "policies/figures.json"
 SHIPPED = json.loads(FILE.read_text())
 
 
-def test_the_readme_says_what_the_policies_readme_says_of_lean() -> None:
+def test_the_readme_says_what_the_page_of_shipped_policies_says_of_lean() -> None:
     text, table = (
         " ".join((FILE.parents[1] / name).read_text(encoding="utf-8").split())
-        for name in ("README.md", "policies/README.md")
+        for name in ("README.md", "policies/SHIPPED.md")
     )
     peak, _, time = table.partition("| lean: peak |")[2].partition("| `gpt2-124m` | ")[2].split(" | ")[1:4]
     assert float(peak) == SHIPPED["policies"]["cuda-bfloat16-lean"]["peak"]

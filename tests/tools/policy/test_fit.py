@@ -70,7 +70,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     def count(_: Counting, policy: Policy, __: Any, form: Form) -> Count:
         asked.append(policy)
-        rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
+        rules = sum(rule.region == KEPT and rule.asks != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
         peak = (form.batch or 128) * (4_000_000 - 100_000 * rules) // 128
         return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
@@ -80,7 +80,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         smaller = "small" in self.work.file
         return [
             (2e-3 if smaller else 1e-3)
-            * (1 + 0.01 * sum(rule.keep in ("int8", "float8_e4m3fn") for rule in policy.rules))
+            * (1 + 0.01 * sum(rule.asks in ("int8", "float8_e4m3fn") for rule in policy.rules))
         ]
 
     monkeypatch.setattr(Counting, "_ask", count)
@@ -102,7 +102,7 @@ def test_the_policy_loads_and_is_the_one_that_was_measured(
     assert status == 0 and chosen["memory"] <= document["memory"] == 4e6
     policy, base = Policy.load(out), Policy.load("cuda-bfloat16")
     assert document["policy"] == out.read_text()
-    rules = sum(rule.region == KEPT and rule.keep != "as-is" for rule in policy.rules)
+    rules = sum(rule.region == KEPT and rule.asks != "as-is" for rule in policy.rules)
     assert chosen["peak"] == 4_000_000 - 100_000 * rules and chosen["variants"]
     assert {rule.id for rule in base.rules} <= {rule.id for rule in policy.rules}
 
@@ -202,7 +202,7 @@ def test_only_the_loss_leaves_where_that_is_asked_for(
     out = tmp_path / "mine.toml"
     for budget in ("4MB", "5MB"):  # a policy of its own, and the base
         run(capsys, "fit", model(tmp_path), "--memory", budget, "--loss-only", "--output", str(out))
-        assert [rule.id for rule in Policy.load(out).rules if rule.drop] == ["loss-only"]
+        assert [rule.id for rule in Policy.load(out).rules if rule.region == "results"] == ["loss-only"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(

@@ -32,7 +32,9 @@ def test_a_combination_decides_what_each_of_its_variants_does() -> None:
     assert both not in (lean, fast) and both.optimizer == lean.optimizer and both.outputs == fast.outputs == "keep"
     for op in ("aten::layer_norm", "aten::add.Tensor", "aten::linear"):
         assert both.rule_for(op) == fast.rule_for(op)
-    assert [rule for rule in both.rules if rule.keep] == [rule for rule in lean.rules if rule.keep]
+    assert [rule for rule in both.rules if rule.region == "kept"] == [
+        rule for rule in lean.rules if rule.region == "kept"
+    ]
 
 
 @pytest.mark.parametrize("loss_only", [False, True])

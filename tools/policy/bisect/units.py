@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fxamp.graph_text import KeptValue
-from fxamp.policy import Category, Policy, Rule
-from fxamp.policy.model.keep import KEPT, Keep
-from fxamp.policy.model.rule import PRODUCTS
+from fxamp.policy import CastRule, Category, KeepRule, Policy, Rule
+from fxamp.policy.model.cast_rule import PRODUCTS
+from fxamp.policy.model.keep import Keep
 from fxamp.tools.policy.calibrate.rules import exact, short
 from fxamp.tools.policy.places import ModuleOp
 
@@ -26,7 +26,7 @@ class Unit:
     words: str
     ops: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    base: Rule | None = None
+    base: CastRule | KeepRule | None = None
     tree: str | None = None
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Unit:
 class Widening:
     """How a unit is widened: its rules get this ``cast``, for these ``ops``, or all if empty; ``words`` describe it.
 
-    Without a cast its rules are of region "kept", and keep values as they are.
+    Without a cast its rules keep values for the backward as they are.
     """
 
     cast: Category | None
@@ -46,14 +46,14 @@ class Widening:
 
     def rule(self, unit: Unit, name: str, region: str) -> Rule:
         """Return the rule that widens a unit: its base under its own id, or one called ``name``."""
-        if unit.base is not None and self.cast is None:
+        if isinstance(unit.base, KeepRule):
             return replace(unit.base, keep=Keep.AS_IS, block=0, origin=None)
-        if unit.base is not None:
-            return replace(unit.base, cast=self.cast, recipe="", inputs=(), origin=None)
         ops = unit.ops or self.ops
         if self.cast is None:
-            return Rule(name, keep=Keep.AS_IS, ops=ops, modules=unit.modules, region=KEPT)
-        return Rule(name, self.cast, ops, modules=unit.modules, region=region)
+            return KeepRule(name, Keep.AS_IS, ops, modules=unit.modules)
+        if unit.base is not None:
+            return replace(unit.base, cast=self.cast, recipe="", inputs=(), origin=None)
+        return CastRule(name, self.cast, ops, modules=unit.modules, region=region)
 
 
 FLOAT32 = Widening(Category.FP32, (), "float32")
@@ -105,21 +105,22 @@ class ModuleTree:
 def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Unit, ...]:
     """Return the policy's rules that decide an op of ``places`` and that bisecting can widen, in order."""
     ops = {place.op for place in places}
-    low = [r for r in policy.rules if (r.in_fp8 if policy.has_fp8 else r.cast is Category.LOWER_PRECISION_FP)]
+    casts = [rule for rule in policy.rules if isinstance(rule, CastRule)]
+    low = [rule for rule in casts if rule.in_fp8 or (not policy.has_fp8 and rule.cast is Category.LOWER_PRECISION_FP)]
     return _units(rule for rule in low if any(_decides(rule, op) for op in ops))
 
 
 def kept_rule_units(policy: Policy, packed: Iterable[KeptValue]) -> tuple[Unit, ...]:
     """Return the policy's rules that decided how one of the ``packed`` values is kept, in order."""
     ids = {value.rule.id for value in packed if value.rule is not None}
-    return _units(rule for rule in policy.rules if rule.region == KEPT and rule.id in ids)
+    return _units(rule for rule in policy.rules if isinstance(rule, KeepRule) and rule.id in ids)
 
 
-def _units(rules: Iterable[Rule]) -> tuple[Unit, ...]:
+def _units(rules: Iterable[CastRule | KeepRule]) -> tuple[Unit, ...]:
     return tuple(Unit(f"rule {rule.id}", base=rule) for rule in rules)
 
 
-def _decides(rule: Rule, op: str) -> bool:
+def _decides(rule: CastRule, op: str) -> bool:
     return any(rule.covers_op(op, region) for region in ("forward", "backward"))
 
 

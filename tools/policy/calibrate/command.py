@@ -6,7 +6,7 @@ from math import frexp
 
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
-from fxamp.policy import Category, LossScale, Policy, Rule
+from fxamp.policy import CastRule, Category, LossScale, Policy
 from fxamp.tools.common.command_line import Parser, number
 from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.interrupt import SoFar
@@ -84,7 +84,7 @@ def run(options: Namespace) -> None:
     write_text(text, options.output)
 
 
-def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[Rule]:
+def _rules(evidence: Evidence, limits: Limits, policy: Policy) -> list[CastRule]:
     """Return rules for 16 bits where operands in fp8 do not fit, then those for float32 where values do not."""
     places = {raised: [s.place for s in evidence.samples if s.raised is raised] for raised in (False, True)}
     troubles = [trouble for sample in evidence.samples if not sample.raised for trouble in limits.troubles(sample)]

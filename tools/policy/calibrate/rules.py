@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fxamp.policy import Category, Rule
+from fxamp.policy import CastRule, Category
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.calibrate.troubles import Trouble
 from fxamp.tools.policy.places import ModuleOp
@@ -15,7 +15,7 @@ NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 def rules_for(
     troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str], cast: Category = Category.FP32
-) -> list[Rule]:
+) -> list[CastRule]:
     """Return rules with ``cast`` for the places of ``troubles``; ``places`` are all that they must tell these from.
 
     A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids
@@ -73,7 +73,7 @@ def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
 
 def _rule(
     ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str], cast: Category
-) -> Rule:
+) -> CastRule:
     mine = [
         t for t in troubles if t.place.op in ops and (not globs or any(covers_module(g, t.place.module) for g in globs))
     ]
@@ -84,7 +84,7 @@ def _rule(
         f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values()
     )
     many = f"{places} places, worst " if places > 1 else ""
-    return Rule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
+    return CastRule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
 
 
 def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:

@@ -1,0 +1,41 @@
+"""Rules with ``drop``: what a compiled graph returns beside a loss, and need not make."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fxamp.argument_names import named_arguments
+from fxamp.policy.model.keys import Kind, key
+from fxamp.policy.model.results import RESULTS
+from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Mistake, Rule
+
+_TRUE = Kind("true or false", (bool,), {"const": True})
+
+
+@named_arguments
+@dataclass(frozen=True)
+class DropRule(Rule):
+    """A graph that returns a loss does not make the results that meet all conditions, for nobody reads them.
+
+    ``elements`` is a condition on the size of the result.
+    """
+
+    main_key = "drop"
+    regions: ClassVar[Mapping[str, str]] = {RESULTS: "it is made"}
+
+    id: str = ID
+    drop: bool = key(
+        _TRUE, "true: results beside a loss that meet the conditions are not made; in place of cast.", default=False
+    )
+    ops: tuple[str, ...] = OPS
+    elements: str = ELEMENTS
+
+    @property
+    def asks(self) -> str:
+        """The key, which has one value."""
+        return self.main_key
+
+    @classmethod
+    def _mistakes(cls, given: Mapping[str, Any]) -> Iterator[Mistake]:
+        if given.get("drop") is False:
+            yield ("drop",), "drop = false asks for nothing; accepted: true, or enabled = false"
