@@ -15,7 +15,7 @@ from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import graph_output, tensor_value
-from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, inner_graphs
+from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [
@@ -47,7 +47,7 @@ class Captured:
 def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
 
-    The bodies of checkpoints, conds and custom autograd.Functions are lowered too; the bodies of other higher-order
+    The bodies of checkpoints, conds, custom autograd.Functions and hooks are lowered too; the bodies of other higher-order
     ops are not changed. Nothing runs on real tensors; ``gm`` is not changed. Raises CaptureError if the graph would
     hold a tensor of the capture.
     """
@@ -70,7 +70,8 @@ def is_kept(node: Node) -> bool:
 def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     lowered = lower(gm, fakes, mode)
     for node in list(lowered.graph.nodes):
-        for body in bodies(node):
+        hook = gradient_hook(node)
+        for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
                 body.replace(_lower_tree(body.module, _values(body.operands, mode), mode))
         function = autograd_function(node)

@@ -29,6 +29,7 @@ from fxamp.capture.reads import Reads
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
+from fxamp.graph.higher_order import gradient_hook
 from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_types, tracing, track_tensor_tree
 
@@ -106,6 +107,8 @@ class _Lowering(Interpreter):
             return self._module(n)
         if is_mark(n):
             return self._regions.mark(n, tuple(self.fetch_args_kwargs_from_env(n)[0]))
+        if gradient_hook(n) is not None:
+            return self._hook(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
         if self._regions.inside_transform(n):
@@ -209,6 +212,13 @@ class _Lowering(Interpreter):
         with disable_proxy_modes_tracing():
             value = getattr(self, n.op)(n.target, args, kwargs)
         return self._record(n, value)
+
+    def _hook(self, n: Node) -> Any:
+        """Record a hook on a tensor's gradient; its result is that tensor, which later calls read as before."""
+        tensor = self.env[n.args[0]]  # type: ignore[index]
+        node = self._copy(n)
+        node.meta.update({AUTOCAST: autocast_states(), VERBATIM: "higher-order", "val": tensor})
+        return tensor
 
     def _keep(self, n: Node, reason: str) -> Any:
         """Record the node verbatim; its value is the one that Dynamo recorded, if that is still what it was.

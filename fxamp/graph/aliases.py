@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph.arguments import arguments
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
 from fxamp.graph.wrappers import follows_input
 
@@ -206,7 +206,9 @@ class _Effect:
 
 def _effects(node: Node) -> list[_Effect]:
     """Return an effect for each body of a higher-order op if the bodies are known; empty for every other node."""
-    function = autograd_function(node)
+    function, hook = autograd_function(node), gradient_hook(node)
+    if hook is not None:
+        return [_effect(hook.module, (None, *hook.operands[1:]), False)]
     known = bodies(node) if function is None else [function.forward]
     return [_effect(body.module, body.operands, function is not None) for body in known]
 

@@ -88,8 +88,19 @@ def autograd_function(node: Node) -> AutogradFunction | None:
     return AutogradFunction(forward, backward)
 
 
+def gradient_hook(node: Node) -> Body | None:
+    """Return the body of ``tensor.register_hook``; None for any other node.
+
+    It takes the gradient, here bound to the tensor, and what else it reads; it returns a gradient of the same dtype, or
+    None. The node's result is the tensor.
+    """
+    if not isinstance(node.target, HigherOrderOperator) or node.target._name != "register_hook":
+        return None
+    return _body(node, 1, (node.args[0], *node.args[2:]))
+
+
 def inner_graphs(node: Node) -> list[GraphModule]:
-    """Return the graphs in a node that fxamp looks into: the bodies of a known op, or a Function's two; else none."""
-    function = autograd_function(node)
+    """Return the graphs in a node that fxamp looks into: the bodies of a known op, a Function's two, or a hook's."""
+    function, hook = autograd_function(node), gradient_hook(node)
     parts = bodies(node) if function is None else [function.forward, function.backward]
-    return [part.module for part in parts]
+    return [part.module for part in (parts if hook is None else [hook])]

@@ -27,7 +27,7 @@ from fxamp.graph import (
     is_wrapper,
     nesting_change,
 )
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
 from fxamp.torch_private import calling_saved_tensors_hooks, dropped_sizes, without_autocast
 from fxamp.torch_private.parts.fx import tracing, transform_subclass
 
@@ -111,6 +111,8 @@ class _Run(Interpreter):
         function = autograd_function(n)
         if function is not None:
             return self._function(function.forward.module, self._operands(function.forward.operands))
+        if gradient_hook(n) is not None:
+            return self.env[n.args[0]]  # type: ignore[index]
         known_bodies = bodies(n)
         if not known_bodies:
             raise _Unknown

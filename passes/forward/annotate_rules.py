@@ -6,7 +6,8 @@
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp keeps verbatim follow
    their inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
-   ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined.
+   ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. In a hook on a
+   gradient no rule applies: eager programs go backward outside of autocast.
 5. A loss that a rule cuts into chunks has that rule if no other covers it: it is computed in float32.
 """
 
@@ -21,7 +22,7 @@ from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_kept
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, outermost, walk
@@ -66,6 +67,8 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
         changed += sum(_annotate(body.module, context, here, in_function) for body in bodies(node))
+        hook = gradient_hook(node)
+        changed += 0 if hook is None else _annotate(hook.module, context, here.disabled)
         changed += _annotate_function(node, context, here)
     return changed
 

@@ -9,7 +9,8 @@
 3. No cast is shared across a write to the value's memory, nor between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
-5. Bodies of checkpoints, conds and custom autograd.Functions are rewritten for the new dtypes of their inputs.
+5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs.
+   A hook is on its tensor, in whatever dtype, and on no cast: its gradient is that of all uses.
 """
 
 import operator
@@ -36,7 +37,7 @@ from fxamp.graph import (
     tensor_value,
     writes,
 )
-from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
+from fxamp.graph.higher_order import AutogradFunction, Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_write_opaquely, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -104,6 +105,9 @@ class _Rewriter:
         function = autograd_function(node)
         if function is not None:
             return self._function(node, function)
+        hook = gradient_hook(node)
+        if hook is not None:
+            return self._hook(node, hook)
         if node.target is operator.getitem:
             node.meta["val"] = computed(node)
             return None
@@ -225,6 +229,12 @@ class _Rewriter:
         _cast_results(function.backward.module, dtypes)
         node.meta["val"] = type(node.meta["val"])(values)
 
+    def _hook(self, node: Node, hook: Body) -> None:
+        """Rewrite the body for the tensor's new dtype: autograd accepts a gradient of that dtype alone."""
+        self._body(hook.module, hook.operands)
+        node.meta["val"] = tensor = hook.operands[0].meta["val"]
+        _cast_results(hook.module, {0: tensor.dtype})
+
     def _body(self, body: GraphModule, operands: Any) -> list[Any]:
         grad = self._casts.grad_enabled
         origins = [self._casts.origin(operand) for operand in operands]
@@ -246,20 +256,20 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _results(body: GraphModule) -> list[Any]:
-    results = graph_output(body.graph).args[0]
-    return [n.meta["val"] if isinstance(n, Node) else n for n in results]  # type: ignore[union-attr]
+    results = pytree.tree_leaves(graph_output(body.graph).args[0])
+    return [n.meta["val"] if isinstance(n, Node) else n for n in results]
 
 
 def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
     """Cast the results of a body, given by position, to ``dtypes``."""
     output = graph_output(body.graph)
-    results = list(output.args[0])  # type: ignore[arg-type]
+    results, structure = pytree.tree_flatten(output.args[0])
     writer = CastWriter(body.graph, grad=True)
     for index, dtype in dtypes.items():
         value = tensor_value(results[index]) if index < len(results) else None
         if value is not None and value.is_floating_point() and value.dtype != dtype:
             results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")
-    output.args = (tuple(results),)
+    output.args = (pytree.tree_unflatten(results, structure),)
     body.recompile()
 
 
