@@ -54,7 +54,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
     Raises Refused where eager autocast raises, and where torch.compile without fxamp differs from eager mode: what
     AOTAutograd or Dynamo change is not fxamp's doing.
     """
-    setting = replace(setting, parted="graph_break" in program.kinds())
+    setting = replace(setting, parted=not {"graph_break", "gradient"}.isdisjoint(program.kinds()))
     with warnings.catch_warnings(action="ignore"):
         expected = oracle(run_eager, program, setting)
         if setting.own and not _says(program):
@@ -106,7 +106,8 @@ def breaks() -> list[str]:
     counters = torch._dynamo.utils.counters
     reasons = [reason.splitlines()[0] for reason in (*counters["graph_break"], *_ENDS)]
     skipped = any("Skipping the frame" in reason for reason in counters["unimplemented"])
-    return [reason for reason in reasons if "graph_break()" not in reason] + ["and skips the whole frame"] * skipped
+    asked = [reason for reason in reasons if "graph_break()" in reason or "torch.autograd.grad" in reason]
+    return [reason for reason in reasons if reason not in asked] + ["and skips the whole frame"] * skipped
 
 
 #: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends
@@ -262,8 +263,8 @@ def _raised(differences: list[str]) -> bool:
 
 def run_plain(program: Program, setting: Setting) -> Outcome:
     """In float32, as Dynamo captures it."""
-    module, inputs = build(program)
-    return _observe(Run(module, module, inputs, _scaler(setting)), setting)
+    built = build(program)
+    return _observe(Run(built.flat(built.module), built.module, built.inputs, _scaler(setting)), setting)
 
 
 def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = False) -> Outcome:
@@ -271,11 +272,12 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
 
     def start() -> Run:
         torch._dynamo.reset()
-        module, inputs = build(program, Flavour.ALONE)
-        whole = setting.schedule == "rewritten"
-        compiled = torch.compile(module, backend="eager" if whole else setting.lowering, fullgraph=whole)
-        call = _under_autocast(compiled, program) if ambient else compiled
-        return Run(call, module, inputs, _scaler(setting), start, compiled if setting.ambient else None)
+        built, whole = build(program, Flavour.ALONE), setting.schedule == "rewritten"
+        compiled = torch.compile(built.module, backend="eager" if whole else setting.lowering, fullgraph=whole)
+        call = built.flat(compiled)
+        evaluates = call if setting.ambient else None
+        call = _under_autocast(call, program) if ambient else call
+        return Run(call, built.module, built.inputs, _scaler(setting), start, evaluates)
 
     with torch._functorch.config.patch(donated_buffer=False):  # else it takes no ``retain_graph=True``
         return _observe(start(), setting)
@@ -292,10 +294,11 @@ def run_exact(program: Program, setting: Setting) -> Outcome:
 
 
 def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: bool = True) -> Outcome:
-    module, inputs = build(program, flavour)
-    call = module if setting.own else _under_autocast(module, program, cached)
-    evaluates = module if setting.ambient else None
-    outcome = _observe(Run(call, module, inputs, _scaler(setting), evaluates=evaluates), setting)
+    built = build(program, flavour)
+    module, call = built.module, built.flat(built.module)
+    evaluates = call if setting.ambient else None
+    call = call if setting.own else _under_autocast(call, program, cached)
+    outcome = _observe(Run(call, module, built.inputs, _scaler(setting), evaluates=evaluates), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
         scaled = [
             g
@@ -313,16 +316,18 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
 
     def start(scale: float = _SCALE) -> Run:
         torch._dynamo.reset()
-        module, inputs = build(program)
+        built = build(program)
+        module, inputs = built.module, built.inputs
         if setting.schedule == "rewritten":
-            return Run(fxamp.rewrite(module, inputs, setting.policy(program.lower)), module, inputs)
+            rewritten = fxamp.rewrite(module, built.positional, setting.policy(program.lower))
+            return Run(built.flat(rewritten), module, inputs)
         options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
         scaler = fxamp.GradScaler("cpu", init_scale=scale) if setting.scaled else None
         if scaler is not None:
             options["scaler"] = scaler
-        compiled = torch.compile(module, backend="fxamp", options=options)
-        call = _under_autocast(compiled, program, cached) if setting.ambient else compiled
-        evaluates = compiled if setting.ambient else None
+        call = built.flat(torch.compile(module, backend="fxamp", options=options))
+        evaluates = call if setting.ambient else None
+        call = _under_autocast(call, program, cached) if setting.ambient else call
         state = "cpu-bfloat16-lean" if setting.compiled == "compiled-lean" else None
         optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)

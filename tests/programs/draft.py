@@ -149,6 +149,10 @@ class Draft:
             return f"self.{self.pick(old)}"
         return f"self.{self._declare(Declaration(self._count('b', 'buffer'), 'buffer', shape))}"
 
+    def module(self, made: str) -> str:
+        """``self.m``: a new module, which the expression ``made`` makes."""
+        return f"self.{self._declare(Declaration(self._count('m', 'module'), 'module', made=made))}"
+
     def weight(self, *shape: int) -> str:
         """A parameter as an operand of an op that autocast lowers."""
         return self.lowered(self.parameter(*shape))
@@ -271,13 +275,15 @@ class Draft:
         """The values in sight that no statement reads, the latest first."""
         return [name for name in self.values if name not in self._read][::-1]
 
-    def finish(self, results: Sequence[str]) -> Case:
+    def finish(self, results: Sequence[str], border: str) -> Case:
+        """The program, whose results cross the border so."""
         program = Program(
             self.lower,
             tuple(self._declarations),
             tuple(self._bodies[0]),
             tuple(results),
             tuple(self._definitions.items()),
+            border,
         )
         return Case(program, self.setting)
 

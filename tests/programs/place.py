@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from programs.program import Declaration
 from programs.render import PRELUDE
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,18 @@ class Side:
             exec(code, self._names)
 
     def declare(self, declaration: Declaration) -> None:
-        """Make the declared tensor, filled with numbers."""
+        """Make the module, or the tensor, filled with numbers."""
+        if declaration.role == "module":
+            setattr(self._self, declaration.name, eval(declaration.made, self._names))
+            return
         if declaration.role == "input":
             self._names[declaration.name] = _filled(declaration).requires_grad_(declaration.grad)
         elif declaration.tied is not None:
             setattr(self._self, declaration.name, getattr(self._self, declaration.tied))
         else:
-            setattr(self._self, declaration.name, _filled(declaration).requires_grad_(declaration.grad))
+            filled = _filled(declaration)
+            parameter = declaration.role == "parameter"
+            setattr(self._self, declaration.name, nn.Parameter(filled, declaration.grad) if parameter else filled)
 
     def define(self, name: str, source: str) -> None:
         """Execute the definition of a class, which is never out of sight."""
@@ -68,7 +73,7 @@ class Side:
     def differentiate(self, names: Sequence[str]) -> None:
         """Go backward from values as a program's caller does; whatever that raises is passed on."""
         outputs = [value for name, value in self.values().items() if name in names and value.grad_fn is not None]
-        tensors = [*self.values().values(), *vars(self._self).values()]
+        tensors = [value for value in (*self._names.values(), *vars(self._self).values()) if isinstance(value, Tensor)]
         leaves = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
         if outputs and leaves:
             ones = [torch.ones_like(output) for output in outputs]

@@ -41,18 +41,20 @@ class Text:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A tensor that exists before the call: a parameter, a buffer or an input.
+    """What exists before the call: a tensor that is a parameter, a buffer or an input; or a module.
 
     ``tied`` names the parameter that this is. ``reversed_strides``: the first dimension varies fastest in memory.
+    ``made`` is the expression of a module.
     """
 
     name: str
     role: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
     grad: bool = False
     tied: str | None = None
     reversed_strides: bool = False
+    made: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ Statement = Line | Block
 class Program:
     """``lower`` is autocast's dtype; ``results`` are names of values, in the order in which they are returned.
 
-    ``definitions`` are classes outside of the module, by name; one may use those before it.
+    ``definitions`` are classes outside of the module, by name; one may use those before it. ``border``: how it takes
+    inputs and gives results, of :data:`programs.border.BORDERS`.
     """
 
     lower: torch.dtype
@@ -87,6 +90,7 @@ class Program:
     statements: tuple[Statement, ...]
     results: tuple[str, ...] = field(default=())
     definitions: tuple[tuple[str, str], ...] = ()
+    border: str = "positions"
 
     def declared(self, role: str) -> tuple[Declaration, ...]:
         return tuple(declaration for declaration in self.declarations if declaration.role == role)

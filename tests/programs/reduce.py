@@ -28,6 +28,8 @@ def _trials(case: Case) -> Iterator[Case]:
         # Drawn under an ambient autocast alone.
         if setting.ambient == case.setting.ambient or "transform" not in program.kinds():
             yield replace(case, setting=setting)
+    if program.border != Program.border:
+        yield _with(case, border=Program.border)
     for results in _without_one(program.results):
         if results:
             yield _with(case, results=results)

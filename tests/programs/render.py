@@ -6,20 +6,27 @@ messages quote it too.
 
 import itertools
 import linecache
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
+from programs.border import BORDERS
 from programs.program import Block, Case, Declaration, Flavour, Program, Statement
-from torch import nn
+from torch import Tensor, nn
 
 _IMPORTS = """\
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 """
 
 #: Registers ``torch.ops.programs``.
@@ -40,8 +47,9 @@ def run(compiled):
     inputs = make_inputs()
     options = {options}
     call = torch.compile(module, backend="fxamp", options=options) if compiled else module
+    positional, named = arguments(*inputs)
     with torch.autocast("cpu", {lower}, enabled={around}):
-        results = call(*inputs)
+        results = tensors(call(*positional, **named))
     sum((r.float().square().sum() for r in results if r.requires_grad), torch.zeros((), requires_grad=True)).backward()
     return results, [t.grad for t in (*module.parameters(), *inputs) if t.is_leaf]
 
@@ -55,11 +63,15 @@ _numbers = itertools.count()
 
 
 def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
-    """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list."""
-    body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), ""])
+    """The imports, a module class ``Program``, and ``make_inputs``, which returns its inputs as a list.
+
+    ``arguments`` of the inputs are those of a call, positional and by name; ``tensors`` of what it returns are its
+    results.
+    """
+    body = "\n".join(["", *_class(program, flavour), "", "", *_inputs(program), "", "", *_call(program), ""])
     used = ""
     for name, text in reversed(program.definitions):
-        if f"{name}." in used + body:
+        if re.search(rf"\b{name}\b", used + body):
             used = f"\n\n{text}{used}"
     oracle = _HELPERS if flavour in (Flavour.ORACLE, Flavour.EXACT) else ""
     ops = _OPS if "torch.ops.programs" in body else ""
@@ -93,15 +105,40 @@ def load(program: Program, flavour: Flavour = Flavour.PROGRAM) -> dict[str, Any]
     return vars(module)
 
 
-def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -> tuple[nn.Module, list[torch.Tensor]]:
-    """The module and its inputs; values depend on ``draw`` and are alike for all flavours."""
+@dataclass(frozen=True)
+class Built:
+    """A program's module and its inputs; ``namespace`` is that of its source."""
+
+    module: nn.Module
+    inputs: list[Tensor]
+    namespace: Mapping[str, Any]
+
+    @property
+    def positional(self) -> tuple[Any, ...]:
+        """The arguments of a call that has none by name."""
+        positional: tuple[Any, ...] = self.namespace["arguments"](*self.inputs)[0]
+        return positional
+
+    def flat(self, module: Callable[..., Any]) -> Callable[..., list[Tensor]]:
+        """``module`` as a function of the inputs, one by one, that returns a list of the results."""
+
+        def call(*inputs: Tensor) -> list[Tensor]:
+            positional, named = self.namespace["arguments"](*inputs)
+            results: list[Tensor] = self.namespace["tensors"](module(*positional, **named))
+            return results
+
+        return call
+
+
+def build(program: Program, flavour: Flavour = Flavour.PROGRAM, draw: int = 0) -> Built:
+    """The program; values depend on ``draw`` and are alike for all flavours."""
     namespace = load(program, flavour)
     torch.manual_seed(draw)
     module = namespace["Program"]()
-    return module, namespace["make_inputs"]()
+    return Built(module, namespace["make_inputs"](), namespace)
 
 
-def larger(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def larger(inputs: list[Tensor]) -> list[Tensor]:
     """The inputs with two more rows each."""
     with torch.no_grad():
         longer = [torch.cat([value, value[:2]]) if value.dim() else value.clone() for value in inputs]
@@ -109,6 +146,8 @@ def larger(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _class(program: Program, flavour: Flavour) -> Iterator[str]:
+    border, names = BORDERS[program.border], _names(program)
+    yield from border.classes(names, program.results)
     yield "class Program(nn.Module):"
     yield "    def __init__(self):"
     yield "        super().__init__()"
@@ -116,13 +155,26 @@ def _class(program: Program, flavour: Flavour) -> Iterator[str]:
         if declaration.role != "input":
             yield f"        {_member(declaration)}"
     yield ""
-    names = [declaration.name for declaration in program.declared("input")]
-    yield f"    def forward({', '.join(['self', *names])}):"
+    yield f"    def forward({border.written(border.parameters, names)}):"
+    if border.reading and names:
+        yield f"        {border.written(border.reading, names)}"
     if flavour in (Flavour.ORACLE, Flavour.EXACT):
         yield "        lowered = Lowered()"
     for statement in program.statements:
         yield from rendered(statement, flavour, " " * 8)
-    yield f"        return [{', '.join(program.results)}]"
+    yield f"        return {border.written(border.returned, program.results)}"
+
+
+def _names(program: Program) -> list[str]:
+    return [declaration.name for declaration in program.declared("input")]
+
+
+def _call(program: Program) -> Iterator[str]:
+    border, names = BORDERS[program.border], _names(program)
+    yield f"def arguments({', '.join(names)}):"
+    arguments = border.written(border.arguments, names)
+    yield f"    return (lambda *given, **named: (given, named))({arguments})"
+    yield from ("", "", "def tensors(results):", f"    return list({border.tensors})")
 
 
 def rendered(statement: Statement, flavour: Flavour, indent: str = "") -> Iterator[str]:
@@ -136,6 +188,8 @@ def rendered(statement: Statement, flavour: Flavour, indent: str = "") -> Iterat
 
 
 def _member(declaration: Declaration) -> str:
+    if declaration.role == "module":
+        return f"self.{declaration.name} = {declaration.made}"
     if declaration.tied is not None:
         return f"self.{declaration.name} = self.{declaration.tied}"
     values = _values(declaration)

@@ -71,7 +71,7 @@ def search(numbers: Iterable[int], focus: Focus = _ALL, shrink: Shrink = Shrink.
 def _one(number: int, focus: Focus, shrink: Shrink) -> Tally:
     tally, case = Tally(programs=1), draw(number, focus)
     tally.kinds.update(case.program.kinds())
-    tally.settings.update(case.setting.words())
+    tally.settings.update([*case.setting.words(), case.program.border])
     try:
         check(case)
     except Refused as reason:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
+from programs.border import BORDERS, POSITIONAL
 from programs.draft import Draft, Draw
 from programs.program import ALL, Case, Setting
 from programs.statements import STATEMENTS, WEIGHTS
@@ -77,7 +78,12 @@ def cases(draw: Draw, focus: Focus) -> Case:
             draft.first(draft.pick([loss for loss in _LOSSES if focus.has(loss)]))
     else:
         draft.statements(focus.longest, usual=12)
-    return draft.finish(_results(draft))
+    return draft.finish(_results(draft), _border(draft, focus))
+
+
+def _border(draft: Draft, focus: Focus) -> str:
+    borders = POSITIONAL if draft.setting.schedule == "rewritten" else tuple(BORDERS)
+    return draft.pick(focus.options((*borders[:1] * len(borders), *borders)))
 
 
 def _setting(draw: Draw, focus: Focus) -> Setting:

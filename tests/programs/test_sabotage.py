@@ -20,11 +20,12 @@ from torch._dynamo.backends import common
 from torch.fx import Interpreter
 from torch.optim import Optimizer
 
+from fxamp import capture as capture_bodies
 from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import Choice
 from fxamp.capture import fakes
 from fxamp.capture.reads import Reads
-from fxamp.graph import AliasSets, fake_mode_of
+from fxamp.graph import AliasSets, aliases, fake_mode_of, higher_order
 from fxamp.passes.forward import annotate_rules, expand_composites, insert_casts
 from fxamp.passes.shared import autocast_regions, linear_losses
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -173,6 +174,12 @@ def forget_the_steps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Optimizer, "state_dict", without)
 
 
+def hook_a_cast(patch: pytest.MonkeyPatch) -> None:
+    """A hook on a gradient is on a cast of its value, in the dtype that it was captured in."""
+    for module in (aliases, annotate_rules, capture_bodies, higher_order, insert_casts, lower):
+        patch.setattr(module, "gradient_hook", lambda node: None)
+
+
 SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, merge_placeholders)
 
 
@@ -196,6 +203,7 @@ FOCUSED = {
     drop_a_gradient: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
     round_doubles: Focus(("linear", "pointwise", "loss_of_layer"), ("chunks",), 3),
     forget_the_steps: Focus(("linear", "pointwise"), ("restart", "compiled-lean"), 4),
+    hook_a_cast: Focus(("linear", "pointwise", "hook"), ("policy", "once"), 6),
 }
 
 

@@ -24,7 +24,7 @@ def enable_grad(d: Draft) -> None:
 
 @statement(weight=2)
 def checkpointed(d: Draft) -> None:
-    """Of one or two operands and results. The oracle calls the body as it is."""
+    """Of one or two operands and results, perhaps selective. The oracle calls the body as it is."""
     if d.place.body or not d.place.grad:
         raise Unfit
     operands, body = [d.value() for _ in range(d.pick((1, 1, 2)))], d.fresh("body")
@@ -33,7 +33,19 @@ def checkpointed(d: Draft) -> None:
         d.statements(3)
         d.give(*(d.value() for _ in range(count)))
     names = ", ".join(operands)
-    d.let_several(f"checkpoint({body}, {names}, use_reentrant=False)", count, oracle=f"{body}({names})")
+    options = f"use_reentrant=False{d.pick(_OPTIONS)}"
+    d.let_several(f"checkpoint({body}, {names}, {options})", count, oracle=f"{body}({names})")
+
+
+#: A policy of ``ops.mm`` sees those of the rewritten graph; one that is a function sees every op.
+_SELECTIVE = ", context_fn=partial(create_selective_checkpoint_contexts, {})"
+_OPTIONS = (
+    "", "", "", ", preserve_rng_state=False", ", determinism_check='none'",
+    _SELECTIVE.format("[torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default]"),
+    _SELECTIVE.format("[torch.ops.aten.tanh.default, torch.ops.aten.mul.Tensor, torch.ops.aten._to_copy.default]"),
+    _SELECTIVE.format("lambda ctx, op, *args, **named: CheckpointPolicy.PREFER_SAVE"),
+    _SELECTIVE.format("lambda ctx, op, *args, **named: CheckpointPolicy.MUST_RECOMPUTE"),
+)  # fmt: skip
 
 
 _PREDICATES = ("{}.sum() > 0", "({} > 2).any()", "{}.flatten()[0] < 0")
@@ -67,13 +79,18 @@ def graph_break(d: Draft) -> None:
     With a scaler values of 16 bits cross in float32 under autocast too, whoever made them. A program that says by its
     regions what is cast must say so in its first graph. Of the blocks, those of gradients can be broken.
     """
+    break_graph(d, "torch._dynamo.graph_break()")
+
+
+def break_graph(d: Draft, code: str) -> None:
+    """``code``, at which Dynamo breaks the graph."""
     if d.place.body or d.place.region or d.place.inference:
         raise Unfit
     if (d.setting.ambient and d.setting.scaled) or d.setting.own or d.setting.schedule == "rewritten":
         raise Unfit
     wider = {} if d.setting.ambient else _wider(d)
     widened = "".join(f"; {name} = torch.enable_grad()({name}.to)({dtype})" for name, dtype in wider.items())
-    d.do("torch._dynamo.graph_break()", oracle=f"torch.clear_autocast_cache(){widened}")
+    d.do(code, oracle=f"torch.clear_autocast_cache(){widened}")
 
 
 def _wider(d: Draft) -> dict[str, torch.dtype]:

@@ -27,3 +27,41 @@ def mapped(d: Draft) -> None:
         raise Unfit
     x = d.let(f"{d.value(lambda v: v.dim() >= 2 and v.shape[0] > 1)}.float()")
     d.let(f"torch._higher_order_ops.map(lambda v: v.tanh() * 2, {x})", oracle=f"{x}.tanh() * 2")
+
+
+_BODIES = ("{v}.tanh() * 2", "{v} * 0.5 + 1", "({v} * {v}).sigmoid()", "{v} + {w}", "{v} * {w}.tanh()")
+_PRODUCTS = ("({v} @ {w}).tanh().float()", "F.linear({v}, {w}).relu() + {v}", "({v} @ {w}).float().softmax(-1)")
+
+
+@statement()
+def looped(d: Draft) -> None:
+    """torch.while_loop, of a known number of turns; eager mode has a loop."""
+    x, body = _of_bodies(d, 2, 3)
+    turns, turn = d.pick((3, 2, 1)), d.fresh("body")
+    d.do(f"{turn} = lambda i, v: (i + 1, {body.replace('{v}', 'v')})")
+    call = f"torch._higher_order_ops.while_loop(lambda i, v: i < {turns}, {turn}, (torch.tensor(0), {x}))[1]"
+    d.let(call, oracle=f"[v for v in [{x}] for i in range({turns}) for v in [{turn}(i, v)[1]]][-1]")
+
+
+@statement()
+def scanned(d: Draft) -> None:
+    """torch.scan along the rows, which returns the last state and what each turn gives."""
+    x, body = _of_bodies(d, 3)
+    start, turn = d.let(f"{x}[0] * 0.5"), d.fresh("body")
+    d.do(f"{turn} = lambda v, u: ({body.replace('{v}', '(v + u)')}, v * 2)")
+    turns = f"[s for v in [{start}] for u in {x} for s in [{turn}(v, u)] for v in [s[0]]]"
+    call = f"torch._higher_order_ops.scan({turn}, {start}, {x})"
+    d.let_several(call, 2, oracle=f"(lambda turns: (turns[-1][0], torch.stack([two for _, two in turns])))({turns})")
+
+
+def _of_bodies(d: Draft, *ranks: int) -> tuple[str, str]:
+    """What a loop goes over, float32 for everyone, and its body, an expression of ``{v}``.
+
+    Bodies run in the dtypes that they are captured with: products are autocast's where Dynamo captures under it.
+    """
+    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice":
+        raise Unfit
+    x = d.let(f"{d.ranked(*ranks)}.float()")
+    size = d.shape(x)[-1]
+    body = d.pick(_BODIES + _PRODUCTS * d.setting.ambient)
+    return x, body.replace("{w}", d.parameter(*[size] * (2 if body in _PRODUCTS else 1)))
