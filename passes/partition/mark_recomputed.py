@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph import graph_output, is_random, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
-from fxamp.passes.shared.saved_values import Memory, in_backward, judge, owner
+from fxamp.passes.shared.saved_values import Memory, in_backward, keep_decision, owner
 from fxamp.policy import KeepRule
 from fxamp.policy.model.keep import Keep
 
@@ -41,7 +41,7 @@ class MarkRecomputed(TracedPass[CastContext]):
         for node in _forward_values(gm):
             if node in there or _MARK in node.meta:
                 continue
-            rule = judge(Memory(node, (), ()), context).rule
+            rule = keep_decision(Memory(node, (), ()), context).rule
             if rule is not None and rule.keep is Keep.RECOMPUTE and not is_random(_call(node)):
                 marked += _mark(node, rule)
         return Result(marked, {"marked": marked})

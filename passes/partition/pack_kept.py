@@ -20,9 +20,9 @@ from fxamp.graph_text import KeptValue, RuleRef
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
 from fxamp.passes.shared.saved_values import (
+    KeepDecision,
     Memory,
-    Verdict,
-    judge,
+    keep_decision,
     maker,
     memories,
     names_of,
@@ -79,14 +79,14 @@ class PackKept(TracedPass[CastContext]):
         writer = GraphWriter(gm.graph, context.mode)
         with context.computing():
             for memory in memories(gm, self.results):
-                verdict = judge(memory, context)
-                plan = _plan(memory, verdict, context.policy.device if self.inspected else "")
-                outcome = _pack(memory, plan, verdict.rule, writer) if isinstance(plan, Packing) else None
+                decided = keep_decision(memory, context)
+                plan = _plan(memory, decided, context.policy.device if self.inspected else "")
+                outcome = _pack(memory, plan, decided.rule, writer) if isinstance(plan, Packing) else None
                 if outcome is not None:
                     node, packing, parts[memory.at[0]] = outcome
                     for at, view in zip(memory.at, memory.views, strict=True):
                         restore[at] = Restore(packing, memory.at[0], _views(node, view))
-                values.append(_report(memory, verdict, plan, None if outcome is None else outcome[2]))
+                values.append(_report(memory, decided, plan, None if outcome is None else outcome[2]))
         _hand_out(output, self.results, restore, parts)
         output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
         gm.recompile()
@@ -99,11 +99,11 @@ class PackKept(TracedPass[CastContext]):
         return None if count == total else f"the forward returns {count} kept values, but {total} were planned"
 
 
-def _plan(memory: Memory, verdict: Verdict, place: str) -> Packing | str:
+def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
     """Return how to pack ``memory`` on the device ``place``, or on its own, or why it is not packed."""
-    rule = verdict.rule
-    if rule is None or (verdict.reason and rule.keep is not Keep.HOST):  # which is exact
-        return verdict.reason
+    rule = decided.rule
+    if rule is None or (decided.reason and rule.keep is not Keep.HOST):  # which is exact
+        return decided.reason
     if rule.keep is Keep.AS_IS:
         return rule.why
     if rule.keep is Keep.RECOMPUTE:
@@ -203,7 +203,7 @@ def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: 
         output.meta["desc"] = [*described[:results], *descriptions]
 
 
-def _report(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
+def _report(memory: Memory, decided: KeepDecision, plan: Packing | str, parts: list[Node] | None) -> KeptValue:
     value = tensor_value(memory.owner)
     assert value is not None
     before = stored_bytes([value])
@@ -211,12 +211,12 @@ def _report(memory: Memory, verdict: Verdict, plan: Packing | str, parts: list[N
     after = before if parts is None else 0 if sent else stored_bytes([part.meta["val"] for part in parts])
     form = plan.words if isinstance(plan, Packing) else dtype_name(value.dtype)
     reason = "" if isinstance(plan, Packing) else plan
-    return kept_value(memory.owner, memory.views[0].name, verdict.rule, form, (before, after), reason)
+    return kept_value(memory.owner, memory.views[0].name, decided.rule, form, (before, after), reason)
 
 
 def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
     """Return the values that a partitioned forward keeps if there are no rules for them."""
-    return tuple(_report(memory, Verdict(None), "", None) for memory in memories(gm, results))
+    return tuple(_report(memory, KeepDecision(None), "", None) for memory in memories(gm, results))
 
 
 def kept_value(

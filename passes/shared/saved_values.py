@@ -47,7 +47,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KeepDecision:
     """The rule for one memory, None if there is none; and why it was not applied, ``""`` if it was."""
 
     rule: KeepRule | None
@@ -138,13 +138,13 @@ def readers(node: Node) -> Iterator[Node]:
         yield from readers(user) if through else (user,)
 
 
-def judge(memory: Memory, context: CastContext) -> Verdict:
+def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
     call = maker(memory.owner)
     if not isinstance(call.target, OpOverload):
-        return Verdict(None, f"{op_name(call)} made it, of which no rule can tell")
+        return KeepDecision(None, f"{op_name(call)} made it, of which no rule can tell")
     if is_kept_exactly(call):
-        return Verdict(None, "it is a gradient that the forward makes")
+        return KeepDecision(None, "it is a gradient that the forward makes")
     value = tensor_value(memory.owner)
     elements = None if value is None else hint(value.numel())
     calls = list(readers(memory.owner))
@@ -158,12 +158,12 @@ def judge(memory: Memory, context: CastContext) -> Verdict:
         (r.rule for r in rulings if isinstance(r.rule, KeepRule)), key=lambda rule: order[id(rule)], default=None
     )
     if rule is None:
-        return Verdict(None, rulings[0].unknown or "no rule is for it")
+        return KeepDecision(None, rulings[0].unknown or "no rule is for it")
     if marked_lower(call, context) is None:
-        return Verdict(rule, "autocast is off where it is made")
+        return KeepDecision(rule, "autocast is off where it is made")
     if any(_WITHOUT_GRADIENT in reader.meta for reader in calls):
-        return Verdict(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
-    return Verdict(rule)
+        return KeepDecision(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
+    return KeepDecision(rule)
 
 
 def names_of(node: Node) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ STORED = "fxamp_stored"
 #: The role of the state that holds what rounding has lost of a parameter.
 COMPENSATION = "compensation"
 
-#: The role of the state that counts the steps that rounded by chance, and that of the input of rule 4.
+#: The role of the state that counts the steps that rounded stochastically, and that of the input of rule 4.
 COUNT, STREAM = "rounding_steps", "stream"
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,7 +41,7 @@ HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class PackState(Pass[Context]):
-    """Requires a functional graph of one flat parameter, with a count if it rounds by chance; ensures rules 1 to 4.
+    """Requires a functional graph of one flat parameter, with a count for stochastic rounding; ensures rules 1 to 4.
 
     ``stored``: the form of each input by its role: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16
     and codes are rounded stochastically. ``compensated``: whether the parameter has a compensation.

@@ -162,7 +162,7 @@ SITES = [
 @quick
 @given(policies(), st.sampled_from(SITES))
 def test_the_last_rule_that_covers_a_call_decides(policy: Policy, site: Site) -> None:
-    covering = [rule for rule in policy.rules if rule.objection(site) is None]
+    covering = [rule for rule in policy.rules if rule.mismatch(site) is None]
     ruling = policy.ruling(site)
     assert [*ruling.lost, *([ruling.rule] if ruling.rule else [])] == covering
     named = [rule for rule in policy.rules if rule.covers_op(site.op, site.region)]

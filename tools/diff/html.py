@@ -12,7 +12,7 @@ from fxamp.tools.common.table import printable
 from fxamp.tools.diff.document import parts
 from fxamp.tools.diff.part import Part, titles
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.words import verdict
+from fxamp.tools.diff.words import summary
 
 if TYPE_CHECKING:
     from fxamp.tools.diff.effect import Effect
@@ -28,7 +28,7 @@ def html_lines(comparison: Comparison) -> Iterator[str]:
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{title} - fxamp-diff</title>\n<style>{style}</style>\n</head>\n<body>"
-    yield f"<header><h1>{title}</h1><p>{_text(verdict(comparison))}</p>"
+    yield f"<header><h1>{title}</h1><p>{_text(summary(comparison))}</p>"
     if comparison.effects:
         yield '<label><input type="checkbox" id="all"> what is the same, too</label>'
     yield "</header>\n<main>"

@@ -6,12 +6,12 @@ from fxamp.tools.common.table import printable
 from fxamp.tools.diff.document import parts
 from fxamp.tools.diff.part import Part
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.words import verdict
+from fxamp.tools.diff.words import summary
 
 
 def markdown_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the lines of the whole comparison."""
-    text = verdict(comparison)
+    text = summary(comparison)
     yield f"### {code(comparison.old.about)} → {code(comparison.new.about)}"
     yield ""
     yield f"**{text[:1].upper()}{text[1:]}.**"

@@ -9,7 +9,7 @@ from fxamp.tools.common.terminal import Look
 from fxamp.tools.diff.document import parts
 from fxamp.tools.diff.part import Cells, Part
 from fxamp.tools.diff.result import Comparison
-from fxamp.tools.diff.words import verdict
+from fxamp.tools.diff.words import summary
 
 #: ANSI colours of the marks.
 _COLOURS = {"+": "32", "-": "31", "~": "33", "!": "35"}
@@ -28,7 +28,7 @@ def text_lines(comparison: Comparison, look: Look) -> Iterator[str]:
         yield ""
         yield from _part(part, look)
     yield ""
-    yield verdict(comparison)
+    yield summary(comparison)
 
 
 def _part(part: Part, look: Look) -> Iterator[str]:

@@ -130,7 +130,7 @@ def ops_counted(changes: Sequence[OpChange]) -> int:
     return len({change.op for change in changes})
 
 
-def verdict(comparison: Comparison) -> str:
+def summary(comparison: Comparison) -> str:
     """Return the last line: whether the policies decide the same."""
     if comparison.same:
         rest = f"; {plural(len(comparison.diff.rules), 'rule')} written differently" if comparison.diff.rules else ""

@@ -127,8 +127,8 @@ def _lines(policy: Policy, site: Site) -> Iterator[str]:
         yield f"  no rule covers it: {uncovered(site.region)}{_hint(policy, site)}"
     for lost in reversed(ruling.lost):
         yield from _rule("lost", lost, "overridden: the last rule that covers a call decides")
-    for passed, objection in reversed(ruling.passed_over):
-        yield from _rule("unknown" if objection.unknown else "kept out", passed, objection.why)
+    for passed, mismatch in reversed(ruling.passed_over):
+        yield from _rule("unknown" if mismatch.unknown else "kept out", passed, mismatch.why)
 
 
 def _rule(label: str, rule: Rule, why: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from fxamp.argument_names import named_arguments
 from fxamp.policy.model.category import Category
-from fxamp.policy.model.keys import STRING, Kind, enum, key, size
+from fxamp.policy.model.keys import STRING, Key, Kind, declared, enum, size
 from fxamp.policy.model.recipe import RECIPES, RECIPES_OF, Recipe
 from fxamp.policy.model.rule import ID, OPS, Mistake, Rule
 from fxamp.policy.model.settings import unknown_value
@@ -43,14 +43,14 @@ class CastRule(Rule):
     }
 
     id: str = ID
-    cast: Category = key(
-        STRING, "What happens to the floating-point inputs.", tuple(map(str, Category)), Category, default=None
+    cast: Category = declared(
+        Key(STRING, "What happens to the floating-point inputs.", tuple(map(str, Category)), Category), default=None
     )
     ops: tuple[str, ...] = OPS
-    recipe: str = key(STRING, "How cast = 'fp8', 'mxfp8' or 'nvfp4' scales.", tuple(map(str, Recipe)), default="")
-    advice: str = key(STRING, "What the error of a banned op tells the user.", default="")
-    inputs: tuple[tuple[str, str], ...] = key(
-        _DTYPES_BY_NAME, "Dtypes of single arguments, others than cast gives.", default=()
+    recipe: str = declared(Key(STRING, "How cast = 'fp8', 'mxfp8' or 'nvfp4' scales.", tuple(map(str, Recipe))), "")
+    advice: str = declared(Key(STRING, "What the error of a banned op tells the user."), "")
+    inputs: tuple[tuple[str, str], ...] = declared(
+        Key(_DTYPES_BY_NAME, "Dtypes of single arguments, others than cast gives."), default=()
     )
     reduces: str = size(
         "reduces",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from fxamp.argument_names import named_arguments
 from fxamp.policy.model.chunks import AUTO, GRADIENTS, LOSS, Chunks, chunks_of
-from fxamp.policy.model.keys import COUNT, STRING, Kind, key
+from fxamp.policy.model.keys import COUNT, STRING, Key, Kind, declared
 from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Rule
 
 _COUNT_OR_AUTO = Kind("a whole number, or a string", (int, str), {"anyOf": [COUNT.json, {"const": AUTO}]})
@@ -25,15 +25,17 @@ class ChunkRule(Rule):
     regions: ClassVar[Mapping[str, str]] = {LOSS: "it is computed as a whole"}
 
     id: str = ID
-    chunks: Chunks = key(
-        _COUNT_OR_AUTO,
-        "How many rows of logits exist at a time, or 'auto'; in place of cast, for losses of linear layers.",
-        parse=chunks_of,
+    chunks: Chunks = declared(
+        Key(
+            _COUNT_OR_AUTO,
+            "How many rows of logits exist at a time, or 'auto'; in place of cast, for losses of linear layers.",
+            parse=chunks_of,
+        ),
         default=None,
     )
     ops: tuple[str, ...] = OPS
-    gradients: str = key(
-        STRING, "Whether the forward or the backward makes a chunk's gradients.", GRADIENTS, default=""
+    gradients: str = declared(
+        Key(STRING, "Whether the forward or the backward makes a chunk's gradients.", GRADIENTS), default=""
     )
     elements: str = ELEMENTS
 

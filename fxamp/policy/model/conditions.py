@@ -22,7 +22,7 @@ SHAPE = """a list of sizes: numbers, comparisons such as ">4096", "*" for any si
 
 
 @dataclass(frozen=True)
-class Objection:
+class Mismatch:
     """Why a condition fails; ``unknown``: because the compiler does not know the fact."""
 
     why: str
@@ -70,40 +70,40 @@ class ArgCondition:
             return f"= {content!r}"
         return f"has {', '.join(f'{key} {plain(value)}' for key, value in content.items())}"
 
-    def objection(self, name: str, site: Site) -> Objection | None:
+    def mismatch(self, name: str, site: Site) -> Mismatch | None:
         """Return why the condition fails for the argument ``name`` of a call, or None if it holds."""
         if name not in site.args:
             why = f"argument {name!r} is not known" if site.partial else f"there is no argument {name!r}"
-            return Objection(why, unknown=site.partial)
+            return Mismatch(why, unknown=site.partial)
         value = site.args[name]
         if self.value is not None:
-            return self._value_objection(name, value)
+            return self._value_mismatch(name, value)
         tensors = tensors_in(value)
         if not tensors:
-            return Objection(f"{name} is not a tensor")
-        objections = [self._tensor_objection(name, tensor) for tensor in tensors]
-        if None in objections:
+            return Mismatch(f"{name} is not a tensor")
+        mismatches = [self._tensor_mismatch(name, tensor) for tensor in tensors]
+        if None in mismatches:
             return None
-        return next((o for o in objections if o is not None and o.unknown), objections[0])
+        return next((o for o in mismatches if o is not None and o.unknown), mismatches[0])
 
-    def _value_objection(self, name: str, value: Value) -> Objection | None:
+    def _value_mismatch(self, name: str, value: Value) -> Mismatch | None:
         if isinstance(value, Symbol):
-            return Objection(f"the value of {name} is not known ({value})", unknown=True)
+            return Mismatch(f"the value of {name} is not known ({value})", unknown=True)
         if _same(value, self.value) or (isinstance(value, tuple) and len(value) == 1 and _same(value[0], self.value)):
             return None
         text = "a tensor" if isinstance(value, TensorFacts) else _shown(value)
-        return Objection(f"{name} is {text}, not {_shown(self.value)}")
+        return Mismatch(f"{name} is {text}, not {_shown(self.value)}")
 
-    def _tensor_objection(self, name: str, tensor: TensorFacts) -> Objection | None:
+    def _tensor_mismatch(self, name: str, tensor: TensorFacts) -> Mismatch | None:
         if self.dtype and not tensor.dtype:
-            return Objection(f"the dtype of {name} is not known", unknown=True)
+            return Mismatch(f"the dtype of {name} is not known", unknown=True)
         if self.dtype and tensor.dtype not in self.dtype:
-            return Objection(f"{name} is {tensor.dtype}, not {' or '.join(self.dtype)}")
-        if self.rank and (why := number_objection(f"the rank of {name}", tensor.rank, self.rank)):
+            return Mismatch(f"{name} is {tensor.dtype}, not {' or '.join(self.dtype)}")
+        if self.rank and (why := number_mismatch(f"the rank of {name}", tensor.rank, self.rank)):
             return why
-        if self.size and (why := number_objection(f"the size of {name}", tensor.size, self.size)):
+        if self.size and (why := number_mismatch(f"the size of {name}", tensor.size, self.size)):
             return why
-        return None if self.shape is None else _shape_objection(name, tensor.shape, self.shape)
+        return None if self.shape is None else _shape_mismatch(name, tensor.shape, self.shape)
 
 
 def plain(value: object) -> str:
@@ -113,24 +113,24 @@ def plain(value: object) -> str:
     return str(value).removeprefix("==")
 
 
-def number_objection(what: str, number: Number | None, condition: str) -> Objection | None:
+def number_mismatch(what: str, number: Number | None, condition: str) -> Mismatch | None:
     """Return why a number fails a size condition, or None; a symbolic or missing number always fails."""
     if not isinstance(number, int):
-        return Objection(f"{what} is not known{'' if number is None else f' ({number})'}", unknown=True)
-    return None if size_meets(condition, number) else Objection(f"{what} is {number}, not {condition}")
+        return Mismatch(f"{what} is not known{'' if number is None else f' ({number})'}", unknown=True)
+    return None if size_meets(condition, number) else Mismatch(f"{what} is {number}, not {condition}")
 
 
-def _shape_objection(name: str, shape: tuple[Number, ...] | None, sizes: tuple[str, ...]) -> Objection | None:
+def _shape_mismatch(name: str, shape: tuple[Number, ...] | None, sizes: tuple[str, ...]) -> Mismatch | None:
     if shape is None:
-        return Objection(f"the shape of {name} is not known", unknown=True)
+        return Mismatch(f"the shape of {name} is not known", unknown=True)
     written = f"[{', '.join(sizes)}]"
     named = [size for size in sizes if size != "..."]
     if len(shape) < len(named) or ("..." not in sizes and len(shape) > len(named)):
-        return Objection(f"the shape of {name} has {len(shape)} dimensions, which does not fit {written}")
+        return Mismatch(f"the shape of {name} has {len(shape)} dimensions, which does not fit {written}")
     front = sizes.index("...") if "..." in sizes else len(sizes)
     dimensions = [*range(front), *range(len(shape) - (len(named) - front), len(shape))]
     for at, condition in zip(dimensions, named, strict=True):
-        if condition != "*" and (why := number_objection(f"size {at} of {name}", shape[at], condition)):
+        if condition != "*" and (why := number_mismatch(f"size {at} of {name}", shape[at], condition)):
             return why
     return None
 

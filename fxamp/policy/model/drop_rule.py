@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fxamp.argument_names import named_arguments
-from fxamp.policy.model.keys import Kind, key
+from fxamp.policy.model.keys import Key, Kind, declared
 from fxamp.policy.model.results import RESULTS
 from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Mistake, Rule
 
@@ -24,8 +24,9 @@ class DropRule(Rule):
     regions: ClassVar[Mapping[str, str]] = {RESULTS: "it is made"}
 
     id: str = ID
-    drop: bool = key(
-        _TRUE, "true: results beside a loss that meet the conditions are not made; in place of cast.", default=False
+    drop: bool = declared(
+        Key(_TRUE, "true: results beside a loss that meet the conditions are not made; in place of cast."),
+        default=False,
     )
     ops: tuple[str, ...] = OPS
     elements: str = ELEMENTS

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fxamp.argument_names import named_arguments
-from fxamp.policy.model.conditions import Objection
+from fxamp.policy.model.conditions import Mismatch
 from fxamp.policy.model.keep import BLOCK, EIGHT_BITS, KEPT, RANDOM, SMALLEST_BLOCK, Keep
-from fxamp.policy.model.keys import STRING, STRINGS, Kind, condition, key
+from fxamp.policy.model.keys import STRING, STRINGS, Condition, Key, Kind, declared
 from fxamp.policy.model.op_names import canonical, covers, is_glob
 from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Mistake, Rule
 from fxamp.policy.model.site import Site
@@ -15,10 +15,10 @@ from fxamp.policy.model.site import Site
 _BLOCK = Kind("a whole number", (int,), {"type": "integer", "minimum": SMALLEST_BLOCK})
 
 
-def _reader_objection(names: tuple[str, ...], site: Site) -> Objection | None:
+def _reader_mismatch(names: tuple[str, ...], site: Site) -> Mismatch | None:
     if any(covers(name, op) for name in names for op in site.readers):
         return None
-    return Objection(f"none of {', '.join(names)} is known to read it", unknown=site.partial and not site.readers)
+    return Mismatch(f"none of {', '.join(names)} is known to read it", unknown=site.partial and not site.readers)
 
 
 @named_arguments
@@ -34,22 +34,22 @@ class KeepRule(Rule):
     regions: ClassVar[Mapping[str, str]] = {KEPT: "its result is kept as it is"}
 
     id: str = ID
-    keep: Keep = key(
-        STRING,
-        "How the forward keeps a value for the backward; in place of cast.",
-        tuple(map(str, Keep)),
-        Keep,
+    keep: Keep = declared(
+        Key(STRING, "How the forward saves a value for the backward; in place of cast.", tuple(map(str, Keep)), Keep),
         default=None,
     )
     ops: tuple[str, ...] = OPS
-    block: int = key(_BLOCK, "How many elements share a scale in 8 bits.", default=0)
+    block: int = declared(Key(_BLOCK, "How many elements share a scale in 8 bits."), default=0)
     elements: str = ELEMENTS
-    read_by: tuple[str, ...] = condition(
-        STRINGS,
-        "Ops of which one at least reads the kept value in the forward.",
-        canonical,
-        _reader_objection,
-        lambda names: iter([f"read by {' or '.join(name.removeprefix('aten::') for name in names)}"]),
+    read_by: tuple[str, ...] = declared(
+        Condition(
+            STRINGS,
+            "Ops of which one at least reads the saved value in the forward.",
+            parse=canonical,
+            mismatch=_reader_mismatch,
+            words=lambda names: iter([f"read by {' or '.join(name.removeprefix('aten::') for name in names)}"]),
+        ),
+        default=(),
     )
 
     def __post_init__(self) -> None:

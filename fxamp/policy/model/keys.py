@@ -1,7 +1,7 @@
 """The keys of a policy file as data: what a value is, what is accepted, and which form it has in a policy.
 
-A field of a rule holds its key: ``block: int = key(BLOCK, "How many elements share a scale.", default=0)``. The loader,
-the JSON Schema, the writer and comparisons of policies read it there.
+A field of a rule holds its key: ``block: int = declared(Key(BLOCK, "How many elements share a scale."), 0)``. The
+loader, the JSON Schema, the writer and comparisons of policies read it there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from fxamp.policy.model.comparisons import size_condition
-from fxamp.policy.model.conditions import DTYPES, ArgCondition, Objection, number_objection, plain
+from fxamp.policy.model.conditions import DTYPES, ArgCondition, Mismatch, number_mismatch, plain
 from fxamp.policy.model.settings import unknown_value
 from fxamp.policy.model.site import Site
 
@@ -71,41 +71,32 @@ class Key:
 class Condition(Key):
     """A key that must hold for a call, or the rule does not cover it.
 
-    ``objection``: why its value fails for a call, or None. ``words``: its value as reports name it.
+    ``mismatch``: why its value fails for a call, or None. ``words``: its value as reports name it.
     """
 
-    objection: Callable[[Any, Site], Objection | None] = lambda value, site: None
+    mismatch: Callable[[Any, Site], Mismatch | None] = lambda value, site: None
     words: Callable[[Any], Iterator[str]] = lambda value: iter(())
 
 
-def key(kind: Kind, about: str, choices: tuple[str, ...] = (), parse: Any = None, default: Any = MISSING) -> Any:
-    """Return a rule's field for a key; it is optional if it has a ``default``."""
-    return field(default=default, metadata={"key": Key(kind, about, choices, parse)})
-
-
-def condition(
-    kind: Kind,
-    about: str,
-    parse: Callable[[Any], Any],
-    objection: Callable[[Any, Site], Objection | None],
-    words: Callable[[Any], Iterator[str]],
-) -> Any:
-    """Return a rule's field for a condition; see :class:`Condition`."""
-    default = "" if kind is SIZE else ()
-    return field(default=default, metadata={"key": Condition(kind, about, (), parse, objection, words)})
+def declared(key: Key, default: Any = MISSING, compare: bool = True) -> Any:
+    """Return a field of a rule that holds ``key``; it is optional if it has a ``default``."""
+    return field(default=default, compare=compare, metadata={"key": key})
 
 
 def size(fact: str, about: str, what: str, words: str) -> Any:
     """Return the field for a condition on a number: the field ``fact`` of :class:`Site`.
 
-    ``what``: the number in words, for objections. ``words`` has ``{}`` for the condition: ``"reduces {}"``.
+    ``what``: the number in words, for mismatches. ``words`` has ``{}`` for the condition: ``"reduces {}"``.
     """
-    return condition(
-        SIZE,
-        about,
-        size_condition,
-        lambda value, site: number_objection(what, getattr(site, fact), value),
-        lambda value: iter([words.format(plain(value))]),
+    return declared(
+        Condition(
+            SIZE,
+            about,
+            parse=size_condition,
+            mismatch=lambda value, site: number_mismatch(what, getattr(site, fact), value),
+            words=lambda value: iter([words.format(plain(value))]),
+        ),
+        default="",
     )
 
 

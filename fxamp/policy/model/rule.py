@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any, ClassVar
 
 from fxamp.policy.model.comparisons import version_condition
-from fxamp.policy.model.conditions import ArgCondition, Objection
-from fxamp.policy.model.keys import ARGUMENTS, STRING, STRINGS, VERSIONS, Condition, Key, condition, key, size
+from fxamp.policy.model.conditions import ArgCondition, Mismatch
+from fxamp.policy.model.keys import ARGUMENTS, STRING, STRINGS, VERSIONS, Condition, Key, declared, size
 from fxamp.policy.model.module_globs import class_glob, covers_class, covers_module, module_glob
 from fxamp.policy.model.op_names import canonical, covers
 from fxamp.policy.model.site import Site
@@ -29,37 +29,29 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
-def _module_objection(globs: tuple[str, ...], site: Site) -> Objection | None:
+def _module_mismatch(globs: tuple[str, ...], site: Site) -> Mismatch | None:
     if site.partial and not site.module:
-        return Objection("the module is not known", unknown=True)
+        return Mismatch("the module is not known", unknown=True)
     if any(covers_module(glob, site.module) for glob in globs):
         return None
-    return Objection(f"module {site.module!r} is not covered by {' or '.join(globs)}")
+    return Mismatch(f"module {site.module!r} is not covered by {' or '.join(globs)}")
 
 
-def _class_objection(globs: tuple[str, ...], site: Site) -> Objection | None:
+def _class_mismatch(globs: tuple[str, ...], site: Site) -> Mismatch | None:
     if site.partial and not site.module and not site.module_classes:
-        return Objection("the module is not known", unknown=True)
+        return Mismatch("the module is not known", unknown=True)
     if any(covers_class(glob, name) for glob in globs for name in site.module_classes):
         return None
-    return Objection(f"no module around it is of a class {' or '.join(globs)}")
+    return Mismatch(f"no module around it is of a class {' or '.join(globs)}")
 
 
-def _args_objection(args: tuple[tuple[str, ArgCondition], ...], site: Site) -> Objection | None:
-    objections = (condition.objection(name, site) for name, condition in args)
-    return next((objection for objection in objections if objection is not None), None)
+def _args_mismatch(args: tuple[tuple[str, ArgCondition], ...], site: Site) -> Mismatch | None:
+    mismatches = (condition.mismatch(name, site) for name, condition in args)
+    return next((mismatch for mismatch in mismatches if mismatch is not None), None)
 
 
-ID = key(STRING, "A word that names the rule; a later file's rule of the same id takes its place.")
-OPS = condition(
-    STRINGS,
-    "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.",
-    parse=canonical,
-    objection=lambda value, site: None,  # covers_op checks them
-    words=lambda value: iter(()),
-)
-
-
+ID = declared(Key(STRING, "A word that names the rule; a later file's rule of the same id takes its place."))
+OPS = declared(Condition(STRINGS, "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.", parse=canonical), ())
 ELEMENTS = size(
     "elements",
     "How many elements the kept value, the logits or the result have: '>=4096'.",
@@ -96,37 +88,46 @@ class Rule(_Positional):
     regions: ClassVar[Mapping[str, str]]
     """The regions that the kind is for, with what happens there to a call that no rule covers."""
 
-    modules: tuple[str, ...] = condition(
-        STRINGS,
-        "Globs on module paths: lm_head, layers.*.router.",
-        module_glob,
-        _module_objection,
-        lambda globs: iter([f"in {' or '.join(globs)}"]),
+    modules: tuple[str, ...] = declared(
+        Condition(
+            STRINGS,
+            "Globs on module paths: lm_head, layers.*.router.",
+            parse=module_glob,
+            mismatch=_module_mismatch,
+            words=lambda globs: iter([f"in {' or '.join(globs)}"]),
+        ),
+        default=(),
     )
-    module_classes: tuple[str, ...] = condition(
-        STRINGS,
-        "Globs on class names: *RMSNorm.",
-        class_glob,
-        _class_objection,
-        lambda globs: iter([f"in a {' or '.join(globs)}"]),
+    module_classes: tuple[str, ...] = declared(
+        Condition(
+            STRINGS,
+            "Globs on class names: *RMSNorm.",
+            parse=class_glob,
+            mismatch=_class_mismatch,
+            words=lambda globs: iter([f"in a {' or '.join(globs)}"]),
+        ),
+        default=(),
     )
-    args: tuple[tuple[str, ArgCondition], ...] = condition(
-        ARGUMENTS,
-        "Conditions on arguments by name: a value, or dtype, rank, size and shape of a tensor.",
-        ArgCondition.of,
-        _args_objection,
-        lambda args: (f"{name} {condition.words()}" for name, condition in args),
+    args: tuple[tuple[str, ArgCondition], ...] = declared(
+        Condition(
+            ARGUMENTS,
+            "Conditions on arguments by name: a value, or dtype, rank, size and shape of a tensor.",
+            parse=ArgCondition.of,
+            mismatch=_args_mismatch,
+            words=lambda args: (f"{name} {condition.words()}" for name, condition in args),
+        ),
+        default=(),
     )
-    region: str = key(
-        STRING,
-        "What it is for: ops of the forward, the backward, or both; what is kept between them; a loss; results.",
-        _REGIONS,
+    region: str = declared(
+        Key(
+            STRING,
+            "What it is for: ops of the forward, the backward, or both; what is kept between them; a loss; results.",
+            _REGIONS,
+        ),
         default="",
     )
-    torch: str | None = key(VERSIONS, "Versions of torch: '>=2.12'.", parse=version_condition, default=None)
-    why: str = field(
-        default="", compare=False, metadata={"key": Key(STRING, "A sentence that is shown where the rule decides.")}
-    )
+    torch: str | None = declared(Key(VERSIONS, "Versions of torch: '>=2.12'.", parse=version_condition), default=None)
+    why: str = declared(Key(STRING, "A sentence that is shown where the rule decides."), default="", compare=False)
     origin: Origin | None = field(default=None, compare=False)
 
     def __new__(cls, *args: Any, **keys: Any) -> "Rule":
@@ -180,14 +181,14 @@ class Rule(_Positional):
         """Whether the rule is for this op and region; its other conditions are not checked."""
         return holds_in(self.region, region) and (not self.ops or any(covers(name, op) for name in self.ops))
 
-    def objection(self, site: Site) -> Objection | None:
+    def mismatch(self, site: Site) -> Mismatch | None:
         """Return the first condition that fails for ``site``, or None if the rule covers the call."""
         if not self.covers_op(site.op, site.region):
-            return Objection(f"it is not for {site.op} in the {site.region}")
+            return Mismatch(f"it is not for {site.op} in the {site.region}")
         if not self.ops and not site.computes:
-            return Objection("it names no ops, and this call only moves or views values, or names its dtype itself")
-        objections = (condition.objection(value, site) for _, condition, value in self.conditions())
-        return next((objection for objection in objections if objection is not None), None)
+            return Mismatch("it names no ops, and this call only moves or views values, or names its dtype itself")
+        mismatches = (condition.mismatch(value, site) for _, condition, value in self.conditions())
+        return next((mismatch for mismatch in mismatches if mismatch is not None), None)
 
     def content(self) -> dict[str, object]:
         """Return the rule under the keys of a policy file, without ``why`` and without keys that have no value."""

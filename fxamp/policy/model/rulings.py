@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fxamp.policy.model.conditions import Objection
+from fxamp.policy.model.conditions import Mismatch
 from fxamp.policy.model.op_names import glob_covers, is_glob, spellings
 from fxamp.policy.model.rule import Rule, holds_in
 from fxamp.policy.model.site import Site
@@ -18,7 +18,7 @@ class Ruling:
 
     rule: Rule | None
     lost: tuple[Rule, ...] = ()
-    passed_over: tuple[tuple[Rule, Objection], ...] = ()
+    passed_over: tuple[tuple[Rule, Mismatch], ...] = ()
 
     @property
     def unknown(self) -> str:
@@ -67,12 +67,12 @@ class RuleIndex:
         known = self.plain(site.op, site.region)
         if known is not None:
             return known
-        judged = [(rule, rule.objection(site)) for rule in self.candidates(site.op, site.region)]
-        covering = [rule for rule, objection in judged if objection is None]
-        return _last(covering, tuple((rule, why) for rule, why in judged if why is not None))
+        checked = [(rule, rule.mismatch(site)) for rule in self.candidates(site.op, site.region)]
+        covering = [rule for rule, mismatch in checked if mismatch is None]
+        return _last(covering, tuple((rule, why) for rule, why in checked if why is not None))
 
 
-def _last(covering: list[Rule], passed_over: tuple[tuple[Rule, Objection], ...]) -> Ruling:
+def _last(covering: list[Rule], passed_over: tuple[tuple[Rule, Mismatch], ...]) -> Ruling:
     if not covering:
         return Ruling(None, (), passed_over)
     return Ruling(covering[-1], tuple(covering[:-1]), passed_over)

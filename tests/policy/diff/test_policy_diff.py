@@ -320,7 +320,7 @@ def test_proofs_about_conditions_hold(data: st.DataObject) -> None:
     site = data.draw(st.sampled_from(SITES))
     if not one.covers_op(site.op) or not other.covers_op(site.op):
         return
-    holds = [rule.objection(site) is None for rule in (one, other)]
+    holds = [rule.mismatch(site) is None for rule in (one, other)]
     assert not (exclusive(one, other) and all(holds))
     assert not (implied(one, [other]) and holds[1] and not holds[0])
 
@@ -334,7 +334,7 @@ FIRST, SECOND = (
 @given(st.sampled_from(FIRST), st.sampled_from(SECOND))
 def test_sizes(first: str, second: str) -> None:
     one, other = (Rule("r", FP32, ("mm",), reduces=size) for size in (first, second))
-    held = [[rule.objection(Site("aten::mm", reduces=n)) is None for rule in (one, other)] for n in range(40)]
+    held = [[rule.mismatch(Site("aten::mm", reduces=n)) is None for rule in (one, other)] for n in range(40)]
     assert exclusive(one, other) is not any(all(pair) for pair in held)
     assert implied(one, [other]) is all(pair[0] for pair in held if pair[1])
 
@@ -345,7 +345,7 @@ def test_tensor_conditions() -> None:
 
     facts = TensorFacts("float32", (8, 64))
     narrow = rule(dtype="float32", rank=2, size=">500", shape=["*", 64])
-    assert narrow.objection(Site("aten::mm", args={"self": facts})) is None
+    assert narrow.mismatch(Site("aten::mm", args={"self": facts})) is None
     assert implied(rule(size=">100"), [narrow])
     assert implied(rule(dtype=["float32", "float16"]), [narrow])
     assert implied(rule(shape=["*", 64]), [narrow])

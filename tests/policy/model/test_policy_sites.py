@@ -60,7 +60,7 @@ KNOWN = TensorFacts("float32", (2, 3, Symbol("s0")))
 
 
 @pytest.mark.parametrize(
-    ("condition", "objection", "unknown"),
+    ("condition", "mismatch", "unknown"),
     [
         ({"rank": 3}, None, False),
         ({"rank": ">3"}, "the rank of x is 3, not >3", False),
@@ -82,10 +82,10 @@ KNOWN = TensorFacts("float32", (2, 3, Symbol("s0")))
         (3, "x is a tensor, not 3", False),
     ],
 )
-def test_what_is_known_of_a_tensor(condition: Any, objection: str | None, unknown: bool) -> None:
-    failure = Rule("r", Category.FP32, ("mm",), args={"x": condition}).objection(Site("aten::mm", args={"x": KNOWN}))
-    assert (failure is None) == (objection is None)
-    assert failure is None or (failure.why.startswith(objection or "-") and failure.unknown is unknown)
+def test_what_is_known_of_a_tensor(condition: Any, mismatch: str | None, unknown: bool) -> None:
+    failure = Rule("r", Category.FP32, ("mm",), args={"x": condition}).mismatch(Site("aten::mm", args={"x": KNOWN}))
+    assert (failure is None) == (mismatch is None)
+    assert failure is None or (failure.why.startswith(mismatch or "-") and failure.unknown is unknown)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def test_what_is_known_of_a_tensor(condition: Any, objection: str | None, unknow
 )
 def test_values(condition: Any, value: Any, same: bool) -> None:
     rule = Rule("r", Category.FP32, ("mm",), args={"x": condition})
-    assert (rule.objection(Site("aten::mm", args={"x": value})) is None) is same
+    assert (rule.mismatch(Site("aten::mm", args={"x": value})) is None) is same
 
 
 def test_a_symbolic_number_meets_no_value() -> None:
     rule = Rule("r", Category.FP32, ("mm",), args={"x": 3})
-    failure = rule.objection(Site("aten::mm", args={"x": Symbol("s1")}))
+    failure = rule.mismatch(Site("aten::mm", args={"x": Symbol("s1")}))
     assert failure is not None and failure.unknown and failure.why == "the value of x is not known (s1)"
 
 

@@ -9,7 +9,7 @@ import pytest
 from fxamp.policy import CastRule, Policy, Rule, Site
 from fxamp.policy.diff.policy_diff import diff_policies
 from fxamp.policy.file.schema import KINDS
-from fxamp.policy.model.keys import COUNT, Condition, key, size
+from fxamp.policy.model.keys import COUNT, Condition, Key, declared, size
 from fxamp.policy.model.rule import keys_of
 from fxamp.policy.model.site import REGIONS
 from fxamp.tools.policy.command import main
@@ -108,12 +108,12 @@ def test_a_field_is_all_that_a_new_key_needs() -> None:
     @dataclass(frozen=True)
     class Wider(CastRule):
         small: str = size("elements", "Only small results.", "the number of its elements", "small ({})")
-        margin: int = key(COUNT, "How far from the limit.", default=0)
+        margin: int = declared(Key(COUNT, "How far from the limit."), default=0)
 
     old, new = (Wider("a", "fp32", ("mm",), small="<8", margin=margin) for margin in (1, 2))  # type: ignore[arg-type]
     assert {"small": "<8", "margin": 2}.items() <= new.content().items()
-    assert new.objection(Site("aten::mm.default", elements=9)) is not None
-    assert new.objection(Site("aten::mm.default", elements=7)) is None
+    assert new.mismatch(Site("aten::mm.default", elements=9)) is not None
+    assert new.mismatch(Site("aten::mm.default", elements=7)) is None
     diff = diff_policies(policy(old), policy(new))
     assert [one.key for change in diff.rules for one in change.keys] == ["margin"]
     assert [change.when for change in diff.ops] == [("small (<8)",)] * len(diff.ops) and diff.ops
