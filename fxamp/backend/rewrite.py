@@ -52,19 +52,18 @@ def rewrite(
     leaves = [*pytree.tree_leaves(example_inputs), *_state(source)]
     plain = _attempt(source, example_inputs) if options.policy == "auto" else None
     choice = choose_policy(options, leaves, plain[0].module if isinstance(plain, tuple) else None)
-    if choice.only_regions is not None:
-        assert choice.policy is not None and isinstance(plain, tuple)
-        traced, captured = plain
+    if choice.policy is not None:
         inner_policy = _returning_all(choice.policy)
-        cast_graph(captured, CastContext(captured.mode, inner_policy, only_regions=choice.only_regions))
-    elif choice.policy is not None:
-        inner_policy = _returning_all(choice.policy)
-        traced, captured, ambient = _captured_for(inner_policy, source, example_inputs)
-        cast = cast_graph(captured, CastContext(captured.mode, inner_policy, ambient))
+        if choice.only_regions is None:
+            traced, captured, ambient = _captured_for(inner_policy, source, example_inputs)
+        else:
+            assert isinstance(plain, tuple), "the regions are those of the capture"
+            traced, captured, ambient = *plain, None
+        cast = cast_graph(captured, CastContext(captured.mode, inner_policy, ambient, only_regions=choice.only_regions))
         if choice.if_it_pays:
             choice = choice.settled(products(cast))
     if choice.policy is None:
-        traced, captured = _captured(source, example_inputs)
+        traced, captured = plain if isinstance(plain, tuple) else _captured(source, example_inputs)
     return traced.bind(captured.module)
 
 
