@@ -3,6 +3,7 @@
 import ast
 import re
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,20 +75,40 @@ def _written(tree: ast.Module) -> Iterator[str]:
                 yield ast.unparse(node.value)
 
 
-def on_the_page() -> set[str]:
-    text = (ROOT / "fxamp/README.md").read_text(encoding="utf-8")
-    section = text.split("## State of the process")[1].split("\n## ")[0]
-    return {f"{file} {name}" for file, name in re.findall(r"^\| `([\w/.]+)` `(\w+)` \|", section, re.MULTILINE)}
+PAGE = (ROOT / "fxamp/README.md").read_text(encoding="utf-8")
+TABLE, CACHES = PAGE.split("## State of the process")[1].split("\n## ")[0].split("These are caches of pure functions")
 
 
-def in_the_code() -> set[str]:
+def named(text: str) -> set[str]:
+    """Each state that ``text`` names: a file, and then names in it."""
+    files = re.findall(r"`([\w/]+\.py)`((?:,?\s`\w+`)+)", text)
+    return {f"{file} {name}" for file, names in files for name in re.findall(r"\w+", names)}
+
+
+def code() -> dict[str, str]:
+    """The text of each module of fxamp and its passes, by the path that the page has for it."""
     files = {f"{path.relative_to(ROOT / 'fxamp')}": path for path in (ROOT / "fxamp").rglob("*.py")}
     files |= {f"{path.relative_to(ROOT)}": path for path in (ROOT / "passes").rglob("*.py")}
-    return {f"{file} {name}" for file, path in files.items() for name in state_of(path.read_text(encoding="utf-8"))}
+    return {file: path.read_text(encoding="utf-8") for file, path in files.items()}
 
 
 def test_the_page_lists_what_the_code_keeps() -> None:
-    assert in_the_code() == on_the_page()
+    assert {f"{file} {name}" for file, text in code().items() for name in state_of(text)} == named(TABLE + CACHES)
+
+
+def test_what_the_page_calls_a_cache_is_one() -> None:
+    modules = code()
+    for file, name in map(str.split, named(CACHES)):
+        assert re.search(rf"^@.*cache.*\ndef {name}\(", modules[file], re.MULTILINE), f"{file} {name}"
+
+
+def test_the_page_draws_the_layers() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = [sorted(layer.replace("fxamp.", "").split(" | ")) for layer in contracts[0]["layers"]]
+    drawn = re.findall(r'^ +(\w+)\["([\w, ]+):', PAGE, re.MULTILINE)
+    assert [sorted(names.split(", ")) for _, names in drawn] == layers
 
 
 @pytest.mark.parametrize(
