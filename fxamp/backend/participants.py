@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakMethod
 
 from torch.fx import GraphModule
 
@@ -128,7 +129,10 @@ def participants_of(
     """
     members = [] if policy is None else _of_policy(policy, options, gm, ended)
     if options.nonfinite is not None:
-        members.append(Watching(Monitor(options.nonfinite, options.scaler is not None)))
+        monitor = Monitor(options.nonfinite, options.scaler is not None)
+        members.append(Watching(monitor))
+        if options.scaler is not None:
+            options.scaler.graphs.accounts.append(WeakMethod(monitor.found))
     for member in members:
         member.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
     return Participants(policy, options, observer, tuple(members))

@@ -47,7 +47,7 @@ class Captured:
 def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
 
-    The bodies of checkpoints, conds, custom autograd.Functions and hooks are lowered too; the bodies of other higher-order
+    The bodies of checkpoints, conds, custom autograd.Functions and hooks are lowered too; those of other higher-order
     ops are not changed. Nothing runs on real tensors; ``gm`` is not changed. Raises CaptureError if the graph would
     hold a tensor of the capture.
     """

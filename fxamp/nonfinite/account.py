@@ -29,9 +29,15 @@ def account(
         infected=_infected(readings, origin),
         advice=_advice(readings, origin, made_of) if forward is None else "",
         forward=None if derived is None else derived.entry,
+        gradients=() if forward is None else _owners(readings, forward),
         scaled=scaled,
         last=step,
     )
+
+
+def _owners(readings: Readings, forward: Flow) -> tuple[str, ...]:
+    """Return the names of the inputs whose gradients are not finite."""
+    return tuple(forward.inputs[owner] for at, owner in readings.flow.owners if readings.states[at])
 
 
 def _made_of(readings: Readings, origin: int) -> list[int]:

@@ -5,6 +5,7 @@ The ops inside of checkpoints are among the others. A value that is not measured
 """
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,7 +18,9 @@ from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
 from fxamp.graph.higher_order import bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
+from fxamp.passes.shared.kept_packing import PACKED
 from fxamp.passes.shared.magnitudes import MEASURED, OP, holds_infinity, is_made_of_numbers, largest_finite, passes_on
+from fxamp.torch_private import owner_of_gradient, source_text
 
 
 class Kind(StrEnum):
@@ -29,6 +32,7 @@ class Kind(StrEnum):
     CONSTANT = "constant"
     SAVED = "value saved by the forward"
     GRADIENT = "gradient that enters the graph"
+    KEPT = "value kept for the backward in fewer bits"
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,17 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """The values of a graph in program order, the positions of its floating results, and the graph's listing."""
+    """The values of a graph in program order, the positions of its floating results, and the graph's listing.
+
+    ``inputs`` are the names of a forward's inputs, as the model calls its parameters. ``owners``: the positions of
+    results of a backward, each with the number of the input whose gradient it is.
+    """
 
     values: tuple[Value, ...]
     results: tuple[int, ...]
     listing: Listing
+    inputs: tuple[str, ...] = ()
+    owners: tuple[tuple[int, int], ...] = ()
 
     @property
     def numbers(self) -> int:
@@ -86,7 +96,25 @@ def flow_of(gm: GraphModule, listing: Listing, parameters: Sequence[bool] = ()) 
     kinds = [Kind.PARAMETER if parameter else Kind.INPUT for parameter in parameters]
     returned = reader.read(gm, listing, "", kinds or _kinds(gm), ())
     results = tuple(dict.fromkeys(at for at in returned if at is not None and reader.values[at].limit))
-    return Flow(tuple(reader.values), results, listing)
+    inputs = tuple(_input_name(node) for node in gm.graph.find_nodes(op="placeholder"))
+    known = zip(returned, _owners(gm), strict=True)
+    owners = tuple((at, owner) for at, owner in known if at is not None and owner is not None)
+    return Flow(tuple(reader.values), results, listing, inputs, owners)
+
+
+def _input_name(node: Node) -> str:
+    """Return the path of a parameter or buffer in its model; of another input the node's name."""
+    path = [next(filter(None, part)) for part in re.findall(r"\['(\w+)'\]|\.(?!_)(\w+)", source_text(node))]
+    return ".".join(path[1:] if path[:1] == ["self"] else path) or node.name
+
+
+def _owners(gm: GraphModule) -> list[int | None]:
+    """Return for each result of ``gm`` that is a node the number of the input whose gradient it is."""
+    output = graph_output(gm.graph)
+    leaves = pytree.tree_leaves(output.args[0])
+    described = output.meta.get("desc", ())
+    known = [owner_of_gradient(text) for text in described] if len(described) == len(leaves) else [None] * len(leaves)
+    return [owner for leaf, owner in zip(leaves, known, strict=True) if isinstance(leaf, Node)]
 
 
 def _kinds(gm: GraphModule) -> list[Kind]:
@@ -95,7 +123,8 @@ def _kinds(gm: GraphModule) -> list[Kind]:
     kinds = []
     for node in gm.graph.find_nodes(op="placeholder"):
         given = getattr(node.meta.get("desc"), "is_param", lambda: False)() or "AOTInput" in str(node.meta.get("desc"))
-        kinds.append(Kind.GRADIENT if node in entering else Kind.INPUT if given else Kind.SAVED)
+        saved = Kind.KEPT if node.meta.get(PACKED) else Kind.SAVED
+        kinds.append(Kind.GRADIENT if node in entering else Kind.INPUT if given else saved)
     return kinds
 
 
@@ -127,10 +156,13 @@ class _Reader:
                 at[node] = inner
                 continue
             source: Any = node.args[0] if node.target is operator.getitem else None
-            if isinstance(at.get(source), list):
-                at[node] = at[source][node.args[1]]
+            both: Any = at.get(source)
+            inside = both[node.args[1]] if isinstance(both, list) else []
+            if len(inside) == 1:
+                at[node] = inside[0]
                 continue
             reads = [at.get(leaf) for leaf in node.all_input_nodes]
+            reads += inside
             reads += [by for memory, by in written for leaf in node.all_input_nodes if sets.shared(memory, leaf)]
             entry = entries[node.name]
             if isinstance(source, Node) and source.name in entries:
@@ -139,14 +171,17 @@ class _Reader:
             written += [(memory, at[node]) for memory in writes(node)]
         return [at.get(leaf) for leaf in pytree.tree_leaves(graph_output(gm.graph).args[0]) if isinstance(leaf, Node)]
 
-    def _bodies(self, node: Node, listing: Listing, prefix: str, at: Mapping[Node, Any]) -> list[int | None] | None:
-        """Read the bodies of a checkpoint; return the positions of its results. None for every other node."""
+    def _bodies(
+        self, node: Node, listing: Listing, prefix: str, at: Mapping[Node, Any]
+    ) -> list[list[int | None]] | None:
+        """Read the bodies of a checkpoint or a cond; return the positions of each result in them. Else None."""
+        results = []
         for body in bodies(node):
             if MEASURED in graph_output(body.module.graph).meta:
                 name = str(body.attribute.target)
                 operands = [at.get(operand) if isinstance(operand, Node) else None for operand in body.operands]
-                return self.read(body.module, listing.bodies[name], f"{prefix}{name}/", (), operands or [None])
-        return None
+                results.append(self.read(body.module, listing.bodies[name], f"{prefix}{name}/", (), operands or [None]))
+        return [list(each) for each in zip(*results, strict=True)] if results else None
 
     def _add(self, node: Node, entry: Entry, prefix: str, reads: Sequence[Any], kind: Kind) -> int:
         inputs = tuple(dict.fromkeys(read for read in reads if isinstance(read, int)))

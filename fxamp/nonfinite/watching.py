@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.graph import mode_of
+from fxamp.nonfinite.eager_backward import watch_backward
 from fxamp.nonfinite.flow import Flow, flow_of
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.passes.backward.measure_gradients import MeasureGradients
@@ -63,6 +65,9 @@ class Watching(Participant):
         flow = self.monitor.forward
         if flow is None or not flow.numbers:
             return run
+
+        if lowering == "eager":
+            run = watch_backward(run, gm, partial(self._take, backward=True))
 
         def call(*args: Any) -> Any:
             self.monitor.begin()

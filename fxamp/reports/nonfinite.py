@@ -33,7 +33,8 @@ class NonFinite:
 
     ``inputs`` are the values that the op read, ``before`` the largest magnitude of the result in the last call in which
     all was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their rules.
-    ``infected`` are the next ops that the value reached. ``advice`` is a rule for a policy file that keeps the op in
+    ``infected`` are the next ops that the value reached; ``gradients`` the parameters and other inputs whose gradients
+    were not finite therefore. ``advice`` is a rule for a policy file that keeps the op in
     float32; ``""`` if it runs in float32 already. ``scaled``: gradients were multiplied by a loss scale, so that an
     overflow is normal: the step is skipped, and the scale goes down.
     """
@@ -47,6 +48,7 @@ class NonFinite:
     before: float | None = None
     casts: tuple[str, ...] = ()
     infected: tuple[str, ...] = ()
+    gradients: tuple[str, ...] = ()
     advice: str = ""
     forward: Entry | None = None
     scaled: bool = False
@@ -97,7 +99,7 @@ class NonFinite:
 
     def __str__(self) -> str:
         rows = [(name, text) for name, text in self._rows() if text]
-        return "\n".join([self.headline, *(f"  {name:<10}{text}" for name, text in rows)])
+        return "\n".join([self.headline, *(f"  {name:<11}{text}" for name, text in rows)])
 
     @property
     def headline(self) -> str:
@@ -125,5 +127,6 @@ class NonFinite:
             *(("input", str(reading)) for reading in self.inputs),
             ("before", before),
             ("then", ", ".join(self.infected)),
-            ("try", self.advice.replace("\n", "\n" + " " * 12)),
+            ("gradients", ", ".join(self.gradients)),
+            ("try", self.advice.replace("\n", "\n" + " " * 13)),
         ]

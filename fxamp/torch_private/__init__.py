@@ -16,6 +16,7 @@ from fxamp.torch_private.aot import (
     keep_if_retained,
     keep_saved_tensors,
     kept_exactly,
+    owner_of_gradient,
     running_metadata,
     subclass_metadata,
     traced_tangents,
@@ -23,6 +24,7 @@ from fxamp.torch_private.aot import (
 from fxamp.torch_private.autograd import (
     Node,
     accumulates,
+    after_backward,
     autocast_dtype_of,
     calling_saved_tensors_hooks,
     function_of,
@@ -31,6 +33,7 @@ from fxamp.torch_private.autograd import (
     inner_nodes,
     is_leaf,
     keeps_graph,
+    made_before,
     running_backward,
     running_node,
     without_saved_tensors_hooks,
@@ -51,6 +54,7 @@ from fxamp.torch_private.dynamo import (
     is_custom_fwd,
     on_each_compilation,
     raised_through_dynamo,
+    source_text,
     untraced,
     why_skipped,
 )

@@ -39,6 +39,17 @@ def compiled_by_aot(function: Any) -> bool:
     return hasattr(function, "compiled_bw")
 
 
+def owner_of_gradient(description: Any) -> int | None:
+    """Return the number of the graph's input whose gradient a result of a backward is, by AOTAutograd's description.
+
+    None for another result. If torch changes its descriptions, no owner is known.
+    """
+    while getattr(description, "base", None) is not None:  # of a part of a wrapper
+        description = description.base
+    number: int | None = getattr(getattr(description, "grad_of", None), "idx", None)
+    return number
+
+
 def current_metadata() -> Any:
     """Return AOTAutograd's metadata of the forward that it is compiling; None outside a compilation.
 

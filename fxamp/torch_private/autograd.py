@@ -1,6 +1,6 @@
 """The autograd graph: its nodes, and the backward that is running."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -22,6 +22,11 @@ def running_backward() -> int:
     another backward.
     """
     return torch._C._current_graph_task_id()
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Call ``call`` when the backward that is running in this thread has ended. Breaks loudly."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def keeps_graph() -> bool:
@@ -58,6 +63,12 @@ def accumulates(parameter: torch.Tensor) -> bool:
 def gradient_dtypes(node: Node) -> list[torch.dtype]:
     """Return the dtypes of the gradients that enter ``node``. Breaks loudly."""
     return [entry.dtype for entry in node._input_metadata]
+
+
+def made_before(node: Node) -> int:
+    """Return how many nodes its thread had made before ``node``. Breaks loudly."""
+    number: int = node._sequence_nr()
+    return number
 
 
 def function_of(node: Node) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 from torch._guards import TracingContext
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from fxamp.torch_private.autograd import running_backward
 
@@ -112,6 +112,15 @@ def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
         builder.add_python_lambda_leaf_guard_to_root(code, code, closure_vars={name: holds}, is_epilogue=False)
 
     context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
+
+
+def source_text(placeholder: Node) -> str:
+    """Return the expression by which Dynamo finds an input of its graph, ``"L['self']._parameters['weight']"``.
+
+    ``""`` for another graph's input, and if torch renames the attribute.
+    """
+    name = getattr(getattr(placeholder, "_dynamo_source", None), "name", "")
+    return str(name() if callable(name) else name)
 
 
 def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:

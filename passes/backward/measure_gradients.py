@@ -2,8 +2,9 @@
 
 As measure-results does for a forward, but in AOTAutograd's graph, after its decompositions: with the ops that Inductor
 lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
-what is computed again, the forward has measured; what a loss scale multiplies is measured on its other side. Of the ops
-into which the backward of one op is decomposed, those are measured whose results leave it.
+what is computed again, the forward has measured, but for what a policy keeps in 16 bits; what a loss scale multiplies
+is measured on its other side. Inputs are measured before their first reader. Of the ops into which the backward of one
+op is decomposed, those are measured whose results leave it.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, floating_inputs, graph_output
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.passes.shared.kept_packing import PACKED
 from fxamp.passes.shared.magnitudes import (
     MEASURED,
     OP,
@@ -36,20 +38,22 @@ class MeasureGradients(TracedPass[Context]):
         if MEASURED in output.meta:
             return Result(0)
         writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=True)
-        first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         entering, returned = set(tangents(gm)), measured_results(output)
         names: list[str] = []
         parts: list[Node] = []
         known: set[Node] = set()
         for node in list(gm.graph.nodes):
-            placed = node in entering if node.op == "placeholder" else in_backward(node) and _leaves_op(node)
+            if node.op == "placeholder":
+                placed = node in entering or PACKED in node.meta
+            else:
+                placed = in_backward(node) and _leaves_op(node)
             inherits = passes_on(node) and known.issuperset(floating_inputs(node))
             if inherits:
                 known.add(node)
             overflows = in_backward(node) and not inherits and is_narrowing(node)
             if overflows or (placed and (node in returned or is_measured(node))):
                 known.add(node)
-                with gm.graph.inserting_before(first if node.op == "placeholder" else node.next):
+                with gm.graph.inserting_before(_reader(node) if node.op == "placeholder" else node.next):
                     names.append(node.name)
                     parts.append(writer.magnitude(node))
         writer.add_output(gm, names, parts)
@@ -57,6 +61,12 @@ class MeasureGradients(TracedPass[Context]):
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         return None if MEASURED in graph_output(gm.graph).meta else "nothing says what is measured"
+
+
+def _reader(node: Node) -> Node:
+    """Return the first node that reads the input ``node``, or the output."""
+    nodes: list[Node] = list(node.graph.nodes)
+    return next(other for other in nodes if other in node.users or other.op == "output")
 
 
 def _leaves_op(node: Node) -> bool:

@@ -5,9 +5,12 @@
 2. Floating outputs are measured although they may be part of what is, unless they are the whole of it.
 3. The new last output is a 1-dim tensor with one number for each; ``output.meta[MEASURED]`` names their nodes. A graph
    without floating values does not change.
-4. The bodies of checkpoints return theirs to the graph outside, named ``"body/node"``. Other higher-order ops are
-   measured by their results. Inside of torch.func transforms nothing is measured: values there have other shapes.
-5. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
+4. An input or constant is measured before the first conversion that reads it, else before its first reader, because
+   Inductor fuses no kernels whose nodes are far apart; at the start if the graph may write to it.
+5. The bodies of checkpoints and the branches of conds return theirs to the graph outside, named ``"body/node"``; those
+   of the branch that does not run are zeros. Other higher-order ops are measured by their results. Inside of torch.func
+   transforms nothing is measured: values there have other shapes.
+6. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
    the backward.
 """
 
@@ -19,17 +22,20 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, all_graphs, graph_output, nesting_change, tensor_value
+from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, nesting_change, subgraphs, tensor_value
 from fxamp.graph.higher_order import bodies
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.magnitudes import MEASURED, OP, MagnitudeWriter, is_measured, measured_results
+from fxamp.passes.shared.magnitudes import MEASURED, OP, MagnitudeWriter, is_conversion, is_measured, measured_results
+
+aten = torch.ops.aten
 
 _CHECKPOINTS = (torch.ops.higher_order.tag_activation_checkpoint, torch.ops.higher_order.wrap)
+_COND = torch.ops.higher_order.cond
 
 
 @dataclass(frozen=True)
 class MeasureResults(Pass[Context]):
-    """Requires values on all nodes; ensures rules 1 to 5."""
+    """Requires values on all nodes; ensures rules 1 to 6."""
 
     name = "measure-results"
 
@@ -51,11 +57,15 @@ class MeasureResults(Pass[Context]):
         return None
 
 
-def _annotate(gm: GraphModule) -> None:
-    for graph in all_graphs(gm):
-        for node in graph.graph.nodes:
-            if node.op.startswith("call"):
-                node.meta["custom"] = {**node.meta.get("custom", {}), OP: node.name}
+def _annotate(gm: GraphModule, prefix: str = "", whole: str = "") -> None:
+    """Annotate each call with its name; what is in a body that is not measured with that of the op that has it."""
+    for node in gm.graph.nodes:
+        if node.op.startswith("call"):
+            name = whole or prefix + node.name
+            node.meta["custom"] = {**node.meta.get("custom", {}), OP: name}
+            measured = node.target in (*_CHECKPOINTS, _COND) and not whole
+            for body, inner in subgraphs(node):
+                _annotate(inner, f"{prefix}{body.target}/", "" if measured else name)
 
 
 def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]:
@@ -66,7 +76,7 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
     parts: list[Node] = []
-    depth, first = 0, next(node for node in gm.graph.nodes if node.op != "placeholder")
+    depth, places = 0, _places(gm)
     results = measured_results(graph_output(gm.graph))
     made = {node for node in gm.graph.nodes if is_measured(node) or node in results}
     known = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _of_checkpoint(node)}
@@ -74,8 +84,8 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
         depth += nesting_change(node.target)
         if depth:
             continue
-        with gm.graph.inserting_before(first if node.op == "placeholder" else node.next):
-            if node.target in _CHECKPOINTS:
+        with gm.graph.inserting_before(places.get(node, node.next)):
+            if node.target in (*_CHECKPOINTS, _COND):
                 inner, numbers = _measure_bodies(node, writer.call, context)
                 names += inner
                 parts += numbers
@@ -86,6 +96,25 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
     return names
 
 
+def _places(gm: GraphModule) -> dict[Node, Node]:
+    """Return for each input and constant the node before which it is measured (4)."""
+    order = {node: at for at, node in enumerate(gm.graph.nodes)}
+    first = next(node for node in order if node.op != "placeholder")
+    depth, outside, aliases = 0, set[Node](), AliasSets(gm.graph)
+    for node in order:
+        depth += nesting_change(node.target)
+        if not depth:
+            outside.add(node)
+    places = {}
+    for node in order:
+        if node.op in ("placeholder", "get_attr"):
+            readers = sorted(node.users, key=order.__getitem__) or [first]
+            near = next(filter(is_conversion, readers), readers[0])
+            at_start = first if node.op == "placeholder" else node.next
+            places[node] = at_start if aliases.mutated(node) or near not in outside else near
+    return places
+
+
 def _of_checkpoint(node: Node) -> bool:
     """Whether ``node`` is a result of a checkpoint, in which it is measured."""
     source = node.args[0] if node.target is operator.getitem else None
@@ -94,14 +123,37 @@ def _of_checkpoint(node: Node) -> bool:
 
 def _measure_bodies(node: Node, call: Callable[..., Node], context: Context) -> tuple[list[str], list[Node]]:
     """Measure what is in a checkpoint ``node``; return the names, and the numbers that it returns besides."""
-    names: list[str] = []
-    numbers: list[Node] = []
-    for body in bodies(node):
-        inner = _measure(body.module, context, body=True)
-        if inner:
-            names += [f"{body.attribute.target}/{name}" for name in inner]
-            results: Any = graph_output(body.module.graph).args[0]
-            number = results[-1]
-            node.meta["val"] = (*node.meta["val"], number.meta["val"])
-            numbers.append(call(operator.getitem, node, len(node.meta["val"]) - 1))
-    return names, numbers
+    inner = [(body, _measure(body.module, context, body=True)) for body in bodies(node)]
+    names = [f"{body.attribute.target}/{name}" for body, own in inner for name in own]
+    if not names:
+        return [], []
+    before = 0
+    for body, own in inner:
+        value = _pad(body.module, context, before, len(own), len(names))
+        before += len(own)
+    node.meta["val"] = (*node.meta["val"], value)
+    number = call(operator.getitem, node, len(node.meta["val"]) - 1)
+    return names, [number if node.target in _CHECKPOINTS else call(aten.detach.default, number)]
+
+
+def _pad(gm: GraphModule, context: Context, before: int, own: int, whole: int) -> Any:
+    """Let the branch ``gm`` return ``whole`` numbers: zeros around its ``own``, which come after ``before`` others.
+
+    The branches of a cond return the same number of values. Return the fake value of what it returns.
+    """
+    output = graph_output(gm.graph)
+    results: Any = output.args[0]
+    if own == whole:
+        return results[-1].meta["val"]
+    writer = GraphWriter(gm.graph, context.mode)
+    with gm.graph.inserting_before(output):
+        device = next(value.device for node in gm.graph.nodes for value in fake_tensors(node.meta.get("val")))
+        zeros = [
+            writer.call(aten.full.default, [count], 0.0, dtype=torch.float64, device=device)
+            for count in (before, whole - before - own)
+        ]
+        numbers = [writer.in_dtype(results[-1], torch.float64)] if own else []
+        padded = writer.call(aten.cat.default, [zeros[0], *numbers, zeros[1]])
+    output.args = ((*(results[:-1] if own else results), padded),)
+    gm.recompile()
+    return padded.meta["val"]

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, graph_output, tensor_value
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.partition.pack_kept import Restore
-from fxamp.passes.shared.kept_packing import Packing, PackWriter
+from fxamp.passes.shared.kept_packing import PACKED, Packing, PackWriter
 from fxamp.torch_private import calls_kernel
 
 
@@ -97,6 +97,7 @@ def _unpack(
         with gm.graph.inserting_before(place):
             taken = gm.graph.placeholder(f"{place.name}_{suffix}")
         taken.meta.update({key: part.meta[key] for key in ("val", *_ORIGIN) if key in part.meta})
+        taken.meta[PACKED] = True
         inputs.append(taken)
     users = [user for member, _ in members for user in member.users]
     with gm.graph.inserting_before(min(users, key=lambda user: order[user], default=graph_output(gm.graph))):

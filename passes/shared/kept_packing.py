@@ -29,6 +29,9 @@ from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 
+#: Key of the ``meta`` of a backward's inputs: a kept value is packed in it.
+PACKED = "fxamp_packed"
+
 aten, fxamp_ops = torch.ops.aten, torch.ops.fxamp
 
 

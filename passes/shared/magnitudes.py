@@ -81,7 +81,7 @@ def passes_on(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return False
     name = base_name(node)
-    if _is_conversion(node):  # whether it overflows follows from the largest magnitude before, if that is known
+    if is_conversion(node):  # whether it overflows follows from the largest magnitude before, if that is known
         before, after = tensor_value(node.args[0]), tensor_value(node)
         return before is not None and after is not None and (before.is_floating_point() or not _overflows(after.dtype))
     return name in WHOLE or name in PARTS
@@ -93,11 +93,11 @@ def is_narrowing(node: Node) -> bool:
     if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
         return False
     return (
-        _is_conversion(node) and can_be_measured(node) and torch.finfo(before.dtype).max > torch.finfo(after.dtype).max
+        is_conversion(node) and can_be_measured(node) and torch.finfo(before.dtype).max > torch.finfo(after.dtype).max
     )
 
 
-def _is_conversion(node: Node) -> bool:
+def is_conversion(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and base_name(node) in _CONVERSIONS
 
 
@@ -151,7 +151,8 @@ class MagnitudeWriter:
         wide = torch.promote_types(value.dtype, torch.float32)
         source = node if self._traced else call(aten.detach.default, node)
         if any(hint(size) is None for size in value.shape):  # there may be no elements, and then no largest
-            source = call(aten.constant_pad_nd.default, call(aten.reshape.default, source, [-1]), [0, 1])
+            zero = call(aten.full.default, [1], 0.0, dtype=value.dtype, device=value.device)
+            source = call(aten.cat.default, [call(aten.reshape.default, source, [-1]), zero])
         rows = [-1] if _has_rows(source.meta["val"]) else None
         if not self._traced:
             largest = call(aten.linalg_vector_norm.default, source, torch.inf, rows, False, dtype=wide)

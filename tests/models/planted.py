@@ -130,8 +130,8 @@ def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[l
         return flow
 
     def taking(self: Any, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
-        gm, ops = made[flow]
-        if backward is not forward and flow not in ran and gm in inputs_of:
+        gm, ops = made.get(flow, (None, list[Node]()))  # none of a backward that is no graph
+        if gm is not None and backward is not forward and flow not in ran and gm in inputs_of:
             ran[flow] = Watched(gm, flow, list(inputs_of[gm]), ops)
             graphs.append(ran[flow])
         take(self, flow, numbers, backward)

@@ -219,25 +219,27 @@ def _root(h: Tensor) -> Tensor:
     return torch.where(h > 0, torch.sqrt(h * (h > 0)), 0.0).sum()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_in_a_backward_the_op_of_the_forward_is_named(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
     model = compiled(_root, lowering)
     model(-torch.ones(2, 4)).backward()
     found = only(model)
-    assert found.region == "backward" and found.op == "aten::div.Tensor" and found.value == "nan"
+    op = "autograd::SqrtBackward0" if lowering == "eager" else "aten::div.Tensor"
+    assert (found.region, found.op, found.value) == ("backward", op, "nan")
+    assert set(found.gradients) == {"linear.weight", "linear.bias"}
     assert found.forward is not None and found.forward.target == "aten::sqrt.default"
     assert found.source is not None and "torch.sqrt" in found.source.code
     assert "in the backward of aten::sqrt.default" in caplog.text
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_in_a_backward_mode_raise_raises(lowering: str) -> None:
     model = compiled(_root, lowering, "raise")
     with pytest.raises(NonFiniteError, match=r"in the backward of aten::sqrt.default"):
         model(-torch.ones(2, 4)).backward()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS[1:])
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_overflow_of_scaled_gradients_is_counted_and_not_raised(
     lowering: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,6 +253,9 @@ def test_an_overflow_of_scaled_gradients_is_counted_and_not_raised(
     found = only(model)
     assert found.scaled and found.region == "backward" and found.value == "inf" and found.times == 2
     assert "of scaled gradients" in found.headline and "NonFinite" not in caplog.text
+    assert scaler.overflows == (found,) and set(found.gradients) == {"linear.weight", "linear.bias"}
+    scaler.name_parameters(model)
+    assert set(scaler.overflowed()) == set(found.gradients)
 
 
 def test_a_forward_that_is_not_finite_is_said_beside_a_scaler_too() -> None:

@@ -322,6 +322,8 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
             rewritten = fxamp.rewrite(module, built.positional, setting.policy(program.lower))
             return Run(built.flat(rewritten), module, inputs)
         options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
+        if setting.watched:
+            options["nonfinite"] = "log"
         scaler = fxamp.GradScaler("cpu", init_scale=scale) if setting.scaled else None
         if scaler is not None:
             options["scaler"] = scaler

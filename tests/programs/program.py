@@ -147,7 +147,9 @@ class Setting:
     ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
     what is cast. ``chunks``: who makes the gradients of losses in chunks of two rows; "" without a rule that cuts them.
     ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
-    ``parted``: the program breaks its graph, so that one backward is made of those of several calls.
+    ``watched``: with option "nonfinite".
+    ``parted``: the program breaks its graph, so that one backward
+    is made of those of several calls.
     """
 
     lowering: str = "aot_eager"
@@ -159,6 +161,7 @@ class Setting:
     own: bool = False
     chunks: str = ""
     compiled: str = ""
+    watched: bool = False
     parted: bool = False
 
     def uses(self, result: int) -> bool:
@@ -168,7 +171,7 @@ class Setting:
     def words(self) -> list[str]:
         """What counts in a summary."""
         some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
-        flags = [name for name in ("ambient", "own", "scaled", "chunks") if getattr(self, name)]
+        flags = [name for name in ("ambient", "own", "scaled", "chunks", "watched") if getattr(self, name)]
         return [self.lowering, self.schedule, some, *flags, *filter(None, [self.compiled])]
 
     def policy(self, lower: torch.dtype) -> str | Policy:

@@ -41,7 +41,7 @@ def _trials(case: Case) -> Iterator[Case]:
 
 def _plainer(setting: Setting) -> Iterator[Setting]:
     plain = Setting()
-    for name in ("schedule", "scaled", "factor", "used", "ambient", "compiled"):
+    for name in ("schedule", "scaled", "factor", "used", "ambient", "compiled", "watched"):
         if getattr(setting, name) != getattr(plain, name):
             yield replace(setting, **{name: getattr(plain, name)})
 

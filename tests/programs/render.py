@@ -83,7 +83,8 @@ def script(case: Case) -> str:
     lower = case.program.lower
     file = case.setting.policy_file(lower)
     policy = f"fxamp.Policy.loads({file!r})" if file else repr(case.setting.policy(lower))
-    options = f'{{"policy": {policy}, "lowering": "{case.setting.lowering}"}}'
+    watched = ', "nonfinite": "log"' if case.setting.watched else ""
+    options = f'{{"policy": {policy}, "lowering": "{case.setting.lowering}"{watched}}}'
     footer = _FOOTER.format(lower=lower, options=options, around=_around(case))
     return f"# {case.setting}\n{source(case.program)}\n\n{footer}"
 

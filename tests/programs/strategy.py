@@ -78,7 +78,9 @@ def cases(draw: Draw, focus: Focus) -> Case:
             draft.first(draft.pick([loss for loss in _LOSSES if focus.has(loss)]))
     else:
         draft.statements(focus.longest, usual=12)
-    return draft.finish(_results(draft), _border(draft, focus))
+    case = draft.finish(_results(draft), _border(draft, focus))
+    watched = setting.schedule != "rewritten" and bool(draw(st.sampled_from(focus.options(("", "", "watched")))))
+    return replace(case, setting=replace(setting, watched=watched))
 
 
 def _border(draft: Draft, focus: Focus) -> str:

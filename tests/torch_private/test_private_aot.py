@@ -136,3 +136,22 @@ def test_what_is_kept_exactly_is_marked() -> None:
     with torch.fx.traceback.preserve_node_meta():  # as while AOTAutograd traces what Dynamo captured
         aot_function(program, keep)(torch.ones(4))
     assert marked == [True, False]
+
+
+def test_a_gradient_tells_of_which_input_it_is() -> None:
+    owners: list[int | None] = []
+
+    def backward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        output = next(iter(graph.graph.find_nodes(op="output")))
+        owners.extend(private.owner_of_gradient(text) for text in output.meta["desc"])
+        return make_boxed_func(graph.forward)
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    def product(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return x * z * y.sum()
+
+    x, y, z = torch.ones(2, requires_grad=True), torch.ones(2), torch.ones(2, requires_grad=True)
+    torch.compile(product, backend=aot_autograd(fw_compiler=forward, bw_compiler=backward))(x, y, z).sum().backward()
+    assert owners == [0, 1, None] and private.owner_of_gradient(None) is None

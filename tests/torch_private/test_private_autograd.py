@@ -44,6 +44,17 @@ def test_a_running_backward_is_known() -> None:
     assert [keeps for _, _, keeps in calls] == [True, False]
 
 
+def test_a_call_comes_after_all_nodes_of_a_backward() -> None:
+    x, calls = torch.ones(2, requires_grad=True), list[str]()
+    y = x * 2
+    z = y.exp()
+    y.register_hook(lambda _: calls.append("node"))  # type: ignore[no-untyped-call]
+    z.register_hook(lambda _: private.after_backward(lambda: calls.append("after")))  # type: ignore[no-untyped-call]
+    z.sum().backward()
+    assert calls == ["node", "after"]
+    assert private.made_before(z.grad_fn) > private.made_before(y.grad_fn)
+
+
 def test_nodes_tell_what_they_are() -> None:
     x = torch.ones(2, requires_grad=True)
     node: Any = (x.half() * 2).grad_fn

@@ -217,3 +217,23 @@ def test_the_wrapper_of_custom_fwd_is_known_by_its_code_and_no_other_is() -> Non
     others = torch.amp.custom_bwd(method, device_type="cpu").__code__, method.__code__
     assert private.is_custom_fwd(forward.co_filename, forward.co_name)
     assert not any(private.is_custom_fwd(code.co_filename, code.co_name) for code in others)
+
+
+def test_an_input_tells_where_it_comes_from() -> None:
+    sources: list[str] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        sources.extend(private.source_text(node) for node in gm.graph.find_nodes(op="placeholder"))
+        return gm.forward
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    torch.compile(Net(), backend=backend)(torch.ones(2))
+    assert set(sources) == {"L['self']._modules['layer']._parameters['weight']", "L['x']"}
+    assert private.source_text(torch.fx.Graph().placeholder("x")) == ""

@@ -15,6 +15,7 @@ PRIVATE = ROOT / "fxamp/torch_private"
 #: Attributes of torch's objects that only torch_private may reach for; names of modules are in its versions.py.
 SHARP = frozenset(
     {
+        "_execution_engine",
         "_forward_cls",
         "_fwd_used_autocast",
         "_get_active_ddp_module",
@@ -26,6 +27,7 @@ SHARP = frozenset(
         "_optimizer_step_pre_hooks",
         "_param_name_to_source",
         "_torchdynamo_orig_backend",
+        "_sequence_nr",
         "add_python_lambda_leaf_guard_to_root",
         "bw_donated_idxs",
         "cached_backends",

@@ -1,7 +1,7 @@
 """The flags of one scaler's compiled graphs: what their backwards reported since the last update."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fxamp.errors import OptionError
 from fxamp.optim.gradients import GradientGroup, Gradients
 from fxamp.optim.identity import Identity
+from fxamp.reports.nonfinite import NonFinite
 from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
@@ -97,11 +98,13 @@ class GraphFlags:
     Attributes:
         attached: whether compiled backwards scale, unscale and check.
         scaled_losses: whether the scaler has multiplied a loss itself since the last update.
+        accounts: weak references to what reads the values of graphs that were not finite, with option "nonfinite".
     """
 
     def __init__(self, scaled_losses: bool = False) -> None:
         self.attached = False
         self.scaled_losses = scaled_losses
+        self.accounts: list[weakref.WeakMethod[Callable[[], tuple[NonFinite, ...]]]] = []
         self._backwards: dict[tuple[int, ...], _Backward] = {}
         self._tables: dict[torch.device, FlagTable] = {}
         self._everybody = torch.empty(0)

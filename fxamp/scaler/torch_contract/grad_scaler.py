@@ -16,6 +16,7 @@ from fxamp.optim.in_backward import require_no_backward_steps
 from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
+from fxamp.reports.nonfinite import NonFinite
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.outside_graphs.float16_scaling import begin
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
@@ -333,6 +334,15 @@ class GradScaler(torch.amp.GradScaler):
         saved.
         """
         return self._ledger.read()
+
+    @property
+    def overflows(self) -> tuple[NonFinite, ...]:
+        """The ops whose scaled gradients overflowed in compiled backwards, with the parameters; waits for the device.
+
+        Empty without option "nonfinite". See :attr:`fxamp.reports.Report.nonfinite`, which has these too.
+        """
+        readers = [reader for reference in self.graphs.accounts if (reader := reference()) is not None]
+        return tuple(found for reader in readers for found in reader() if found.scaled)
 
     @untraced
     def name_parameters(self, model: nn.Module, prefix: str = "") -> None:

@@ -59,3 +59,21 @@ def test_masks_and_empty_tensors_are_measured_as_they_are() -> None:
     assert names == ("l_x_", "masked_fill", "zeros", "full")
     *_, numbers = bench.captured.module(torch.ones(2))
     assert str(numbers.tolist()) == "[1.0, inf, 0.0, nan]"
+
+
+def test_an_input_is_measured_where_it_is_converted_but_before_it_is_written() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        z = x[0] + 1
+        half = x.half() * z.half()
+        y.mul_(2)
+        return half + y.half()
+
+    x, y = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    bench = workbench(program, x, y)
+    bench.run(MeasureResults())
+    nodes = list(bench.captured.module.graph.nodes)
+    detached = next(node for node in nodes if node.target is torch.ops.aten.detach.default and node.args[0] is nodes[0])
+    to_half = next(node for node in nodes if node.target is torch.ops.aten.to.dtype and node.args[0] is nodes[0])
+    assert nodes.index(to_half) - 3 <= nodes.index(detached) < nodes.index(to_half)
+    *_, numbers = bench.captured.module(x, y)
+    assert numbers.tolist()[:2] == [1.0, 3.0]

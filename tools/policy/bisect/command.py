@@ -26,7 +26,7 @@ from fxamp.tools.policy.bisect.units import (
     rule_units,
     widening,
 )
-from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
+from fxamp.tools.policy.patch import NONFINITE, add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
 
 PROG = "fxamp-policy bisect"
@@ -42,7 +42,7 @@ def parser(prog: str) -> Parser:
         "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it; with --region kept "
         "the set whose values must be kept for the backward as the forward made them. MODEL.py "
         "defines model and batches (or inputs), and perhaps loss(output); it is run, and so is the "
-        "model, once a trial.",
+        f"model, once a trial. {NONFINITE}.",
     )
     add_model(
         parser,
@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
         units = _search(trials, options.by, places)
     if units is None:
         return 1
-    for line in lines(units, trials):
+    for line in (*lines(units, trials), NONFINITE):
         _say(line)
     text = patch_text(name, policy, rules(units, trials), head(units, trials, name), None, options.output)
     write_text(text, options.output)

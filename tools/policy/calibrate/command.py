@@ -17,7 +17,7 @@ from fxamp.tools.policy.calibrate.ranges import Format
 from fxamp.tools.policy.calibrate.rules import rules_for, short
 from fxamp.tools.policy.calibrate.table import fp8_summary, summary
 from fxamp.tools.policy.calibrate.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
-from fxamp.tools.policy.patch import add_model, base_policy, load_model, patch_text
+from fxamp.tools.policy.patch import NONFINITE, add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
 
 PROG = "fxamp-policy calibrate"
@@ -32,7 +32,7 @@ def parser(prog: str) -> Parser:
         prog,
         "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
         "float32 where they do not fit 16 bits, 16 bits where products in fp8 lose their operands. MODEL.py defines "
-        "model and batches (or inputs), and perhaps loss(output); it is run, and so is the model.",
+        f"model and batches (or inputs), and perhaps loss(output); it is run, and so is the model. {NONFINITE}.",
     )
     add_model(parser, "the policy to extend; DEVICE-float16 unless given, for the model's device")
     add = parser.add_argument
@@ -78,6 +78,7 @@ def run(options: Namespace) -> None:
     if evidence.scaled:
         notice(f"\n{fp8_summary(evidence.scaled, limits)}")
     _say(f"{len(rules)} rules proposed" if rules else "everything fits: no rule is needed")
+    _say(NONFINITE)
     text = patch_text(name, policy, rules, head, 2.0**limits.shift if scaled else None, options.output)
     if evidence.stopped:
         raise SoFar(text)
