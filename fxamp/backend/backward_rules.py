@@ -11,7 +11,6 @@ from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, refuse_eager
 from fxamp.policy import Policy
-from fxamp.reports.record import unmatched_rules
 from fxamp.reports.warnings import warn_unmatched
 
 
@@ -31,8 +30,7 @@ class BackwardRules(Participant):
         def compile_cast(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
             run_traced(gm, self.policy, CastBackward())
             used = {ruled.rule.id for node in gm.graph.nodes if (ruled := decision(node)) is not None and ruled.rule}
-            unmatched = unmatched_rules(self.policy, used, "backward")
-            warn_unmatched(self.policy.name, unmatched, "no op of a backward graph")
+            warn_unmatched(self.policy, used, "no op of a backward graph", "backward")
             return compiler(gm, inputs)
 
         return compile_cast

@@ -27,7 +27,6 @@ from fxamp.pipeline.participant import (
 )
 from fxamp.policy import KeepRule, Policy
 from fxamp.policy.model.keep import KEPT, Keep
-from fxamp.reports.record import unmatched_rules
 from fxamp.reports.warnings import warn_unmatched
 from fxamp.torch_private import inlines_saved_tensors_hooks
 
@@ -85,8 +84,8 @@ class KeptRules(Participant):
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
         """Log, once, each of the user's rules that matched no kept value."""
         used = {value.rule.id for value in self.kept if value.rule is not None}
-        unmatched = unmatched_rules(self.policy, used, KEPT) if self.kept else ()
-        warn_unmatched(self.policy.name, unmatched, "nothing that a compiled forward keeps")
+        if self.kept:
+            warn_unmatched(self.policy, used, "nothing that a compiled forward keeps", KEPT)
         return run
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:

@@ -90,8 +90,6 @@ class Choice:
 
     def settled(self, counted: Products) -> "Choice":
         """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
-        if not self.if_it_pays:
-            return self
         if counted.pay:
             return replace(self, why=f"{self.why}; {counted}", if_it_pays=False)
         why = f"{self.why}, but {'only ' if counted.calls else ''}{counted}"

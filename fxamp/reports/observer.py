@@ -46,7 +46,7 @@ class GraphObserver:
         record, policy = record_graph(graph, why), graph.context.policy
         before, after = self._kept_before, self._kept_bytes(graph.captured)
         self._stages.graph("cast", lambda: replace(record.listing, kept_before=before, kept_after=after))
-        warn_unmatched(policy.name, record.listing.unmatched, "no op of a compiled graph")
+        warn_unmatched(policy, record.rules, "no op of a compiled graph", "forward", "both")
         warn_nothing_in_fp8(policy, record)
         took = 1e3 * record.seconds
         log.info(

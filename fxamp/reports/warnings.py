@@ -1,13 +1,13 @@
 """Warnings that would repeat for every graph: each is logged once per process."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cache
 
-from fxamp.graph_text.model import Entry, RuleRef
-from fxamp.policy import Policy, Rule
-from fxamp.reports.record import GraphRecord
+from fxamp.graph_text.model import Entry
+from fxamp.policy import Policy
+from fxamp.reports.record import GraphRecord, unmatched_rules
 
 _UNMATCHED = "policy %s: rule %r (%s) matched %s"
 _NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
@@ -29,10 +29,10 @@ def warn_once(logger: str, message: str, *arguments: str | Example) -> None:
     logging.getLogger(logger).warning(message, *arguments)
 
 
-def warn_unmatched(policy: str, rules: Iterable[Rule | RuleRef], what: str) -> None:
-    """Log ``rules`` of ``policy`` that matched nothing: most often a name is misspelled. ``what`` ends the message."""
-    for rule in rules:
-        warn_once(__name__, _UNMATCHED, policy, rule.id, str(rule.origin or "made in Python"), what)
+def warn_unmatched(policy: Policy, used: Container[str], what: str, *regions: str) -> None:
+    """Log rules as :func:`unmatched_rules`: most often a name in them is misspelled. ``what`` ends the message."""
+    for rule in unmatched_rules(policy, used, *regions):
+        warn_once(__name__, _UNMATCHED, policy.name, rule.id, str(rule.origin or "made in Python"), what)
 
 
 def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
