@@ -18,8 +18,7 @@ from fxamp.lowering_names import mode_settings
 from fxamp.pipeline.cache_key import keyed
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Partitioner
 from fxamp.policy import Category
-from fxamp.policy.model.chunks import LOSS
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT, LOSS
 from fxamp.torch_private import (
     donated_inputs,
     is_cacheable,

@@ -26,7 +26,8 @@ from fxamp.pipeline.participant import (
     takes_list,
 )
 from fxamp.policy import KeepRule, Policy
-from fxamp.policy.model.keep import KEPT, Keep
+from fxamp.policy.model.keep_rule import Keep
+from fxamp.policy.model.site import KEPT
 from fxamp.reports.warnings import warn_unmatched
 from fxamp.torch_private import inlines_saved_tensors_hooks
 

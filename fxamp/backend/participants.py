@@ -23,8 +23,7 @@ from fxamp.pipeline import run_traced
 from fxamp.pipeline.cache_key import cache_key
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
-from fxamp.policy.model.results import RESULTS
+from fxamp.policy.model.site import KEPT, RESULTS
 from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.observer import GraphObserver
 from fxamp.scaler.graphs.scaled_backward import Scaling

@@ -22,7 +22,7 @@ from fxamp.graph import all_nodes
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
-from fxamp.policy.model.results import RESULTS
+from fxamp.policy.model.site import RESULTS
 from fxamp.torch_private import compile_lock
 
 

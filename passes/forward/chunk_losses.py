@@ -22,7 +22,7 @@ from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import SIZED, LinearLoss, linear_loss
 from fxamp.policy import CastRule
-from fxamp.policy.model.chunks import LOSS
+from fxamp.policy.model.site import LOSS
 
 aten = torch.ops.aten
 

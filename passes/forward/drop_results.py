@@ -27,8 +27,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
 from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.policy import Rule, Site
-from fxamp.policy.model.keep import RESULT
-from fxamp.policy.model.results import RESULTS
+from fxamp.policy.model.site import RESULT, RESULTS
 from fxamp.torch_private import hint, size_reader
 
 aten = torch.ops.aten

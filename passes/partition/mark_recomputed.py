@@ -18,7 +18,7 @@ from fxamp.graph import graph_output, is_random, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.saved_values import Memory, in_backward, keep_decision, owner
 from fxamp.policy import KeepRule
-from fxamp.policy.model.keep import Keep
+from fxamp.policy.model.keep_rule import Keep
 
 #: Key of a marked node's ``meta``: the rule that asks to recompute it.
 RECOMPUTED = "fxamp_recomputed"

@@ -31,7 +31,7 @@ from fxamp.passes.shared.saved_values import (
     viewed,
 )
 from fxamp.policy import KeepRule
-from fxamp.policy.model.keep import Keep
+from fxamp.policy.model.keep_rule import Keep
 
 #: Key of the forward's output node's ``meta``: a :class:`Restore` or None for each position after the results.
 RESTORE = "fxamp_restore"

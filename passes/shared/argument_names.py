@@ -6,9 +6,8 @@ import torch
 
 from fxamp.errors import PolicyError, nearest
 from fxamp.policy import Rule
-from fxamp.policy.model.keep import KEPT, RESULT
 from fxamp.policy.model.op_names import is_glob
-from fxamp.policy.model.results import RESULTS
+from fxamp.policy.model.site import KEPT, RESULT, RESULTS
 
 
 @cache

@@ -24,7 +24,7 @@ from fxamp.graph import INSERTED, GraphWriter, dense_order, is_wrapper
 from fxamp.kernels import host_memory as host_memory  # registers the ops
 from fxamp.passes.shared import float8_bits
 from fxamp.policy import KeepRule
-from fxamp.policy.model.keep import EIGHT_BITS, Keep
+from fxamp.policy.model.keep_rule import EIGHT_BITS, Keep
 from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint

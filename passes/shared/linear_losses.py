@@ -19,7 +19,8 @@ from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES, before_cast
 from fxamp.passes.shared.log_sums import keeps_values, log_sums_of, moved_before
 from fxamp.passes.shared.sites import site_of
 from fxamp.policy import ChunkRule
-from fxamp.policy.model.chunks import AUTO, LOSS
+from fxamp.policy.model.chunk_rule import AUTO
+from fxamp.policy.model.site import LOSS
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 

@@ -21,7 +21,7 @@ from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.passes.shared.widening import CASTS
 from fxamp.policy import KeepRule
-from fxamp.policy.model.keep import KEPT, RESULT
+from fxamp.policy.model.site import KEPT, RESULT
 from fxamp.torch_private import hint, is_kept_exactly
 
 #: Views whose schemas have no alias annotations.

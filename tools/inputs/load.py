@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fxamp.errors import ListingError
 from fxamp.graph_text import Document, Listing
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
 from fxamp.tools.inputs.apply import Request, choose, is_lowered, refuse

@@ -13,7 +13,7 @@ from fxamp.graph_text import KeptValue
 from fxamp.passes.partition.pack_kept import kept_as_they_are
 from fxamp.pipeline.participant import boxed
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.torch_private import without_autocast
 
 

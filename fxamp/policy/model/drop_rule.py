@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from fxamp.argument_names import named_arguments
 from fxamp.policy.model.keys import Key, Kind, declared
-from fxamp.policy.model.results import RESULTS
 from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Mistake, Rule
+from fxamp.policy.model.site import RESULTS
 
 _TRUE = Kind("true or false", (bool,), {"const": True})
 

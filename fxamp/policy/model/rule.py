@@ -65,6 +65,7 @@ class _Positional:
 
     id: str
     ops: tuple[str, ...]
+    _conditions: tuple[str, ...]  # the keys of those that are set, but for the ops
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -148,6 +149,9 @@ class Rule(_Positional):
             raise ValueError(f"rule {self.id!r}: {problem}")
         if not self.region:
             object.__setattr__(self, "region", next(iter(self.regions)))
+        keys = keys_of(type(self))
+        conditions = (name for name in given if name != "ops" and isinstance(keys[name], Condition))
+        object.__setattr__(self, "_conditions", tuple(conditions))
 
     @property
     def asks(self) -> str:
@@ -165,7 +169,7 @@ class Rule(_Positional):
     @property
     def conditional(self) -> bool:
         """Whether the rule has conditions besides the op's name."""
-        return not self.ops or bool(self.conditions())
+        return not self.ops or bool(self._conditions)
 
     @property
     def in_fp8(self) -> bool:
@@ -174,8 +178,9 @@ class Rule(_Positional):
 
     def conditions(self) -> list[tuple[str, Condition, Any]]:
         """Return the conditions besides the op's name, each by its key and with its value."""
-        keys = ((name, key) for name, key in keys_of(type(self)).items() if isinstance(key, Condition))
-        return [(name, key, value) for name, key in keys if name != "ops" and (value := getattr(self, name))]
+        keys = keys_of(type(self))
+        named = ((name, keys[name]) for name in self._conditions)
+        return [(name, key, getattr(self, name)) for name, key in named if isinstance(key, Condition)]
 
     def covers_op(self, op: str, region: str = "forward") -> bool:
         """Whether the rule is for this op and region; its other conditions are not checked."""

@@ -4,7 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-REGIONS = ("forward", "backward", "kept", "loss", "results")
+KEPT = "kept"
+"""The region of rules on what the forward saves for the backward."""
+
+LOSS = "loss"
+"""The region of rules on losses that a linear layer's results go into."""
+
+RESULTS = "results"
+"""The region of rules on what a graph returns beside a loss."""
+
+REGIONS = ("forward", "backward", KEPT, LOSS, RESULTS)
+
+RESULT = "result"
+"""The argument name under which conditions test a saved value or a result itself."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fxamp.graph import GraphWriter
 from fxamp.passes.shared import float8_bits, kept_packing
 from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
 from fxamp.policy import Rule
-from fxamp.policy.model.keep import EIGHT_BITS
+from fxamp.policy.model.keep_rule import EIGHT_BITS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -6,7 +6,7 @@ import pytest
 
 from fxamp.policy import CastRule, KeepRule, Policy, Rule, Site
 from fxamp.policy.diff.policy_diff import diff_policies
-from fxamp.policy.model.keep import Keep
+from fxamp.policy.model.keep_rule import Keep
 from fxamp.tools.diff.words import groups
 from fxamp.tools.policy.command import main
 

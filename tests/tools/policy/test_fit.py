@@ -13,7 +13,7 @@ from policy_runs import run, written
 
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.tools.bench.command import main as bench
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.row import Rates

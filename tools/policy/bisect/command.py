@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fxamp.errors import ListingError, OptionError
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.command_line import Parser, number, one_of
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import write_text

@@ -9,7 +9,7 @@ import torch
 from fxamp.errors import ListingError
 from fxamp.graph_text import KeptValue
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.reports import registry
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.silence import quiet, unlogged

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fxamp.graph_text import KeptValue
 from fxamp.policy import CastRule, Category, KeepRule, Policy, Rule
 from fxamp.policy.model.cast_rule import PRODUCTS
-from fxamp.policy.model.keep import Keep
+from fxamp.policy.model.keep_rule import Keep
 from fxamp.tools.policy.calibrate.rules import exact, short
 from fxamp.tools.policy.places import ModuleOp
 

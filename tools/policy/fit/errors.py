@@ -13,7 +13,7 @@ from torch import nn
 
 from fxamp.errors import ListingError
 from fxamp.policy import Policy
-from fxamp.policy.model.keep import KEPT
+from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.silence import quiet, unlogged
 from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, relative
 from fxamp.tools.policy.batches import Workload
