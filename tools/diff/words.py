@@ -103,7 +103,14 @@ _REGION_WORDS = {"backward": ("in the backward",), "kept": ("kept for the backwa
 def _narrow(change: OpChange) -> tuple[str, str, str]:
     ids = [rule_id(change.old), rule_id(change.new)]
     rules = ids[0] if ids[0] == ids[1] else " -> ".join(ids)
-    return f"{cast(change.old)} -> {cast(change.new)}", rules, change.op
+    one, other = cast(change.old), cast(change.new)
+    if one == other and change.old is not None and change.new is not None:
+        before, after = change.old.settings, change.new.settings
+        keys = [key for key, setting in before.items() if setting != after[key]]
+        one, other = (
+            f"{one} ({', '.join(f'{key} = {value(side[key] or None)}' for key in keys)})" for side in (before, after)
+        )
+    return f"{one} -> {other}", rules, change.op
 
 
 def _broad(change: OpChange) -> tuple[str, str, str] | None:

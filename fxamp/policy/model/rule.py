@@ -159,12 +159,11 @@ class Rule(_Positional):
         return str(getattr(self, self.main_key))
 
     @property
-    def settings(self) -> tuple[object, ...]:
-        """All that the rule asks for: rules of one kind with equal settings do the same to a call."""
+    def settings(self) -> dict[str, Any]:
+        """All that the rule asks for, by its keys: rules of one kind with equal settings do the same to a call."""
         keys = keys_of(type(self)).items()
-        return tuple(
-            getattr(self, name) for name, key in keys if not isinstance(key, Condition) and name not in _COMMON
-        )
+        names = [name for name, key in keys if not isinstance(key, Condition) and name not in _COMMON]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def conditional(self) -> bool:

@@ -12,6 +12,7 @@ from fxamp.policy.file.schema import KINDS
 from fxamp.policy.model.keys import COUNT, Condition, Key, declared, size
 from fxamp.policy.model.rule import keys_of
 from fxamp.policy.model.site import REGIONS
+from fxamp.tools.diff.words import groups
 from fxamp.tools.policy.command import main
 
 #: A rule of each kind; and of its kind, rules that some keys need.
@@ -68,6 +69,9 @@ def test_a_changed_key_is_written_read_back_and_found(kind: str, key: str) -> No
     assert policy(old).digest != policy(new).digest
     assert [one.key for change in diff.rules for one in change.keys] == [key]
     assert bool(diff.ops) is (key != "torch")
+    for group in groups(diff.ops):
+        before, _, after = group.heading.partition(",")[0].partition(" -> ")
+        assert before != after
 
 
 def test_no_kind_takes_a_key_of_another() -> None:
