@@ -18,7 +18,10 @@ from fxamp.passes.sequences import FORWARD
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-READMES = ("README.md", "fxamp/README.md", "passes/README.md", "tools/demo/README.md", "tools/diff/README.md")
+READMES = (
+    *("README.md", "fxamp/README.md", "passes/README.md"),
+    *(f"tools/{tool}/README.md" for tool in ("demo", "diff", "show")),
+)
 BLOCKS = [
     block
     for name in READMES

@@ -23,7 +23,7 @@ def tracked() -> set[str]:
 
 
 def readmes() -> list[str]:
-    return sorted(name for name in tracked() if PurePosixPath(name).name in ("README.md", "SHIPPED.md"))
+    return sorted(name for name in tracked() if name.endswith(".md"))
 
 
 def targets(text: str) -> set[str]:
