@@ -94,7 +94,7 @@ class Pass(ABC, Generic[ContextT]):
 
     @abstractmethod
     def run(self, gm: GraphModule, context: ContextT) -> Result:
-        """Rewrite ``gm`` in place."""
+        """Rewrite the graph of ``gm`` in place. The runner generates its code."""
 
     def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
         """Return how the result violates the pass's guarantee, or None. Reads only the result."""
@@ -111,12 +111,7 @@ class GraphwisePass(Pass[ContextT]):
     counted: ClassVar[str] = ""
 
     def run(self, gm: GraphModule, context: ContextT) -> Result:
-        modified = 0
-        for graph in all_graphs(gm):
-            changes = self.rewrite(graph, context)
-            if changes:
-                graph.recompile()
-            modified += changes
+        modified = sum(self.rewrite(graph, context) for graph in all_graphs(gm))
         return Result(modified, {self.counted: modified} if self.counted else {})
 
     @abstractmethod

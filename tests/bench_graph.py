@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured, capture
 from fxamp.capture.dynamo import trace
-from fxamp.graph import format_graph, verify
-from fxamp.passes.base import CastContext, Context, Pass, Result
+from fxamp.graph import format_graph
+from fxamp.passes.base import CastContext, Context, Pass
 from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports import PassRecord
@@ -30,27 +30,21 @@ def policy(*rules: Rule, dtype: str = "bfloat16", outputs: str = "captured") -> 
 
 @dataclass
 class Workbench:
-    """A captured program under a policy; ``run`` applies passes one by one and verifies after each."""
+    """A captured program under a policy; ``run`` applies passes as the runner does."""
 
     captured: Captured
     context: CastContext
 
-    def run(self, *passes: Pass) -> Result:
-        """Run ``passes`` in order, each with its contract; the last one's result."""
-        result = Result(0)
-        for step in passes:
-            assert step.requires(self.captured.module, self.context) is None
-            result = step.run(self.captured.module, self.context)
-            verify(self.captured.module)
-            assert step.ensures(self.captured.module, self.context) is None
-        return result
+    def run(self, *passes: Pass) -> PassRecord:
+        """Run ``passes`` in order, each with its contract; the last one's record."""
+        return run_passes(self.captured, self.context, *passes)[-1]
 
     @property
     def text(self) -> str:
         """The graph as text."""
         return format_graph(self.captured.module)
 
-    def golden(self, name: str, *passes: Pass) -> Result:
+    def golden(self, name: str, *passes: Pass) -> PassRecord:
         """Run ``passes``; compare the graph before and after with the golden text ``name``; run them again."""
         before = self.text
         result = self.run(*passes)

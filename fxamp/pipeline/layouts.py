@@ -49,8 +49,6 @@ class TracedLayouts:
                 traced = node in self._arguments and self._restore_reads(node, step.outputs, copies)
                 if not traced and _computed_again(node):
                     changed.add(node)
-        if copies.count:
-            gm.recompile()
         return copies.count
 
     def _unchanged(self, node: Node) -> bool:

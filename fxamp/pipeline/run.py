@@ -1,6 +1,7 @@
 """The loop that runs passes; their order is in :mod:`fxamp.passes.sequences`."""
 
 import logging
+import operator
 import time
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
-from fxamp.graph import describe_source, mode_of, verify
+from fxamp.graph import all_graphs, all_nodes, describe_source, mode_of, verify
 from fxamp.passes.base import CastContext, ContextT, Pass, PassSequence, Result, TracedPass
 from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline.layouts import TracedLayouts
@@ -23,12 +24,13 @@ log = logging.getLogger(__name__)
 def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -> list[PassRecord]:
     """Rewrite ``captured.module`` in place with ``passes`` in order; return what each did and its time.
 
-    The passes of a sequence run one by one. After each pass the graph is verified and the pass's ``ensures`` is
-    checked; a graph of AOTAutograd's keeps the strides that it was traced with. Raises PassError, with the pass, the
-    node and the user's source line, if a pass fails or breaks its contract. Errors meant for the user (BannedOpError)
-    are not wrapped.
+    The passes of a sequence run one by one. After each pass that changed a call the graph is verified; the pass's
+    ``ensures`` is checked after each one. A graph of AOTAutograd's keeps the strides that it was traced with. The code
+    of the module is generated once, in the end. Raises PassError, with the pass, the node and the user's source line,
+    if a pass fails or breaks its contract. Errors meant for the user (BannedOpError) are not wrapped.
     """
     records: list[PassRecord] = []
+    captured_calls = _calls(captured.module)
     for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
         with dropped_sizes(captured.mode.shape_env), without_saved_tensors_hooks():
@@ -36,6 +38,9 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
         seconds = time.perf_counter() - start
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
+    if _differ(captured_calls, _calls(captured.module)):
+        for graph in all_graphs(captured.module):
+            graph.recompile()
     return records
 
 
@@ -56,8 +61,10 @@ def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[
     if missing is not None:
         raise PassError(_message(step, f"cannot run: {missing}", None, before))
     try:
+        calls = _calls(gm)
         result = _traced(step, gm, context) if isinstance(step, TracedPass) else step.run(gm, context)
-        verify(gm)
+        if _differ(calls, _calls(gm)):
+            verify(gm)
     except FxampError:
         raise
     except Exception as error:
@@ -74,6 +81,15 @@ def _traced(step: TracedPass[ContextT], gm: GraphModule, context: ContextT) -> R
     result = step.run(gm, context)
     copies = layouts.restore(gm, step, context)
     return replace(result, counts={**result.counts, "restored": copies}) if copies else result
+
+
+def _calls(gm: GraphModule) -> list[object]:
+    """Return what the code of ``gm`` and its bodies consists of. torch.fx replaces arguments, it never changes them."""
+    return [part for node in all_nodes(gm) for part in (node, node.target, node.args, node.kwargs)]
+
+
+def _differ(before: list[object], after: list[object]) -> bool:
+    return len(before) != len(after) or any(map(operator.is_not, before, after))
 
 
 def _node_at(error: BaseException) -> Node | None:

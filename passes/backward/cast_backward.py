@@ -51,7 +51,6 @@ class CastBackward(TracedPass[CastContext]):
             for node in list(gm.graph.nodes):
                 writer.skip_rounding(node)
         writer.erase_unused()
-        gm.recompile()
         return Result(covered, {"covered": covered, "inserted": writer.inserted})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:

@@ -59,7 +59,6 @@ class DropUnreadResults(TracedPass[Context]):
             if node in zeros:
                 gm.graph.erase_node(node)
         gm.graph.eliminate_dead_code()
-        gm.recompile()
         return Result(len(dropped), {"dropped": len(dropped)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

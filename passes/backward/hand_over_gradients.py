@@ -86,7 +86,6 @@ class HandOverGradients(TracedPass[Context]):
         output.args = (tuple(None if at in names else node for at, node in enumerate(_returned(gm))),)
         output.meta[HANDED_OVER] = names
         drop_outputs(output, names)
-        gm.recompile()
         return Result(len(names), {"gradients": len(names)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -90,7 +90,6 @@ class ScaleBackward(TracedPass[Context]):
         output.meta["desc"] = [*output.meta["desc"], *[None] * len(added)]
         for at in places:
             erase_unused(before[at])
-        gm.recompile()
         return Result(len(entering) + len(places), {"tangents": len(entering), "gradients": len(places)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

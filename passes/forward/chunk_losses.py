@@ -57,8 +57,6 @@ def _cut(gm: GraphModule, context: CastContext) -> int:
     matches = [match for node in gm.graph.nodes if (match := _chunkable(node, context)) is not None]
     for match in matches:
         _replace(match, GraphWriter(gm.graph, context.mode), context)
-    if matches:
-        gm.recompile()
     return len(matches)
 
 

@@ -74,7 +74,6 @@ class DropResults(Pass[CastContext]):
             output.args = (pytree.tree_unflatten(leaves, spec),)
             output.meta[DROPPED] = (*output.meta.get(DROPPED, ()), *dropped)
             gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
-            gm.recompile()
         return Result(len(dropped), {"dropped": len(dropped)})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:

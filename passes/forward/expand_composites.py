@@ -66,28 +66,24 @@ class _Expander:
         self.expanded = 0
 
     def expand(self, gm: GraphModule, region: AutocastRegion) -> None:
-        changed = False
         for node, here in walk(gm, self._context, region):
-            changed |= self._node(gm, node, here)
+            self._node(gm, node, here)
             for inner in inner_graphs(node):
                 self.expand(inner, here)
-        if changed:
-            gm.recompile()
 
-    def _node(self, gm: GraphModule, node: Node, region: AutocastRegion) -> bool:
+    def _node(self, gm: GraphModule, node: Node, region: AutocastRegion) -> None:
         loss = linear_loss(node, self._context)
         if isinstance(loss, LinearLoss):
-            return False
+            return
         if isinstance(loss, str):
             level = logging.WARNING if torch.is_grad_enabled() else logging.INFO
             log.log(level, "%s at %s is not cut into chunks: %s", node.name, describe_source(node), loss)
         inner = self._decomposed(node, region) if self._hides_rule(node, region, node) else None
         if inner is None:
-            return False
+            return
         for fresh in _inline(gm, node, inner):
             self._node(gm, fresh, region)
         self.expanded += 1
-        return True
 
     def _hides_rule(self, node: Node, region: AutocastRegion, within: Node) -> bool:
         """Whether ``node`` is a composite without a rule, and an op in its decomposition has, or hides, a rule.

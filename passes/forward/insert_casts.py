@@ -91,7 +91,6 @@ class _Rewriter:
         self._note_changes()
         self._counts["inserted"] += self._casts.inserted
         self._counts["shared"] += self._casts.shared
-        self._gm.recompile()
         return self._counts
 
     def _note_changes(self) -> None:
@@ -270,7 +269,6 @@ def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
         if value is not None and value.is_floating_point() and value.dtype != dtype:
             results[index] = writer.cast(results[index], dtype, output, "the caller expects this dtype")
     output.args = (pytree.tree_unflatten(results, structure),)
-    body.recompile()
 
 
 def _call_instead(node: Node, target: OpOverload) -> None:

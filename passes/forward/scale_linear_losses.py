@@ -40,8 +40,6 @@ class ScaleLinearLosses(Pass[CastContext]):
             calls = [node for node in graph.graph.nodes if _loses_gradients(node)]
             for call in calls:
                 _replace(call, GraphWriter(graph.graph, context.mode))
-            if calls:
-                graph.recompile()
             replaced += len(calls)
         return Result(replaced)
 

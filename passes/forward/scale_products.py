@@ -101,8 +101,6 @@ def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> 
         function = autograd_function(node)
         if function is not None:
             scaled += sum(_scale(part.module, context, outer) for part in (function.forward, function.backward))
-    if scaled:
-        gm.recompile()
     return scaled
 
 

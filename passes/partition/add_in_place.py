@@ -33,8 +33,6 @@ class AddInPlace(TracedPass[Context]):
                 node.replace_all_uses_with(total)
                 gm.graph.erase_node(node)
                 changed += 1
-        if changed:
-            gm.recompile()
         return Result(changed, {"in place": changed})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -43,8 +43,6 @@ class OverlapCopies(TracedPass[Context]):
         sends, takes = (_by_device(gm.graph, target) for target in (_SEND, _TAKE))
         changed = sum(_chain_sends(gm.graph, copies) for copies in sends)
         changed += sum(_chain_takes(gm.graph, copies) for copies in takes)
-        if changed:
-            gm.recompile()
         return Result(changed, {"overlapped": changed})
 
 

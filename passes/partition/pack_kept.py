@@ -89,7 +89,6 @@ class PackKept(TracedPass[CastContext]):
                 values.append(_report(memory, decided, plan, None if outcome is None else outcome[2]))
         _hand_out(output, self.results, restore, parts)
         output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
-        gm.recompile()
         return Result(len(parts), {"packed": len(parts)})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:

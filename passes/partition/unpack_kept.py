@@ -61,7 +61,6 @@ class UnpackKept(TracedPass[Context]):
             for first, members in groups.items():
                 strides = self.strides or any(plan.views for _, plan in members)
                 _unpack(gm, context, places[first], self._parts_of(first), members, order, strides)
-        gm.recompile()
         return Result(len(groups), {"unpacked": len(groups)})
 
     def _tensors(self) -> list[Node]:

@@ -31,7 +31,6 @@ def cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> 
         if context.eligible(placeholder.meta.get("val")):
             cast = _cast(placeholder, dtype, placeholders[-1].next, context)
             placeholder.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
-    body.recompile()
 
 
 def cast_inlined(node: Node, context: CastContext, in_function: bool) -> bool:
@@ -58,7 +57,6 @@ def drop_outermost_region(body: GraphModule) -> None:
     if not enters:
         return
     erase_region(enters[0])
-    body.recompile()
 
 
 def before_cast(node: Node) -> Node:

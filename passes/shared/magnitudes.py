@@ -171,7 +171,6 @@ class MagnitudeWriter:
             output.args = ((*output.args[0], self.joined(parts)),)  # type: ignore[misc]
         if "desc" in output.meta:  # AOTAutograd's description of each output
             output.meta["desc"] = [*output.meta["desc"], None]
-        gm.recompile()
 
     def joined(self, parts: list[Node]) -> Node:
         """Return 0-dim and 1-dim ``parts`` as one 1-dim tensor of their widest dtype, on the first one's device."""

@@ -32,7 +32,6 @@ class Realize(TracedPass[Context]):
                 realized = writer.call(inductor_prims.force_stride_order, node, list(node.meta["val"].stride()))
             for reader in readers:
                 reader.replace_input_with(node, realized)
-        gm.recompile()
         return Result(len(nodes))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -37,8 +37,6 @@ class DropCopies(Pass[Context]):
                 node.replace_all_uses_with(source)
                 gm.graph.erase_node(node)
                 dropped += 1
-        if dropped:
-            gm.recompile()
         return Result(dropped)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -52,7 +52,6 @@ class FoldUnscale(Pass[Context]):
             for user in users:
                 user.replace_input_with(gradient, true)
             gradient.meta[FOLDED] = True
-        gm.recompile()
         return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -53,7 +53,6 @@ class GuardUpdates(Pass[Context]):
                 selected = writer.call(aten.where.self, skip, target, writer.in_dtype(new, target.meta["val"].dtype))
             selected.meta[GUARD] = True
             node.args = (target, selected)
-        gm.recompile()
         return Result(len(unguarded))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

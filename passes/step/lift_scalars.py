@@ -106,7 +106,6 @@ class LiftScalars(Pass[Context]):
         for node in reversed(list(gm.graph.nodes)):
             if _is_scalar(node) and not node.users:
                 gm.graph.erase_node(node)
-        gm.recompile()
         return Result(rewritten)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -60,7 +60,6 @@ class PackState(Pass[Context]):
         for node in bare:
             packer.pack(node, self.stored[node.meta[ROLE]])
         gm.graph.eliminate_dead_code()
-        gm.recompile()
         return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

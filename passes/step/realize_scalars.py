@@ -42,8 +42,6 @@ class RealizeScalars(Pass[Context]):
                 realized = writer.call(aten.as_strided.default, node, [], [])
             for user in users:
                 user.replace_input_with(node, realized)
-        if read_by_larger:
-            gm.recompile()
         return Result(len(read_by_larger))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:

@@ -23,5 +23,4 @@ class ShareEqual(Pass[Context]):
         dropped = len(gm.graph.nodes) - len(shared.nodes)
         if dropped:
             gm.graph = shared
-            gm.recompile()
         return Result(dropped)

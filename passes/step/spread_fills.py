@@ -47,7 +47,6 @@ class SpreadFills(Pass[Context]):
             gm.graph.erase_node(node)
         if fills:
             gm.graph.eliminate_dead_code()
-            gm.recompile()
         return Result(len(fills))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
