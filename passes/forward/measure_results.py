@@ -155,5 +155,4 @@ def _pad(gm: GraphModule, context: Context, before: int, own: int, whole: int) -
         numbers = [writer.in_dtype(results[-1], torch.float64)] if own else []
         padded = writer.call(aten.cat.default, [zeros[0], *numbers, zeros[1]])
     output.args = ((*(results[:-1] if own else results), padded),)
-    gm.recompile()
     return padded.meta["val"]
