@@ -139,6 +139,9 @@ class UnscaleWriter:
         bad = self._call(aten.ne.Scalar, difference, 0)
         if self._by_rows and _is_fused(node):
             bad = self._call(aten.any.dim, bad, -1)
+        if bad.meta["val"].is_contiguous():
+            # Inductor writes the result of a reduction straight to its place among all flags, but copies a view of it.
+            return self._call(aten.any.dim, self._call(aten.view.default, bad, [-1]), 0, True)
         return self._call(aten.view.default, self._call(aten.any.default, bad), [1])
 
     def _home(self, flags: Node) -> Node:
