@@ -7,6 +7,7 @@ overwrite, memory into which a copy has yet to arrive. So a copy to the CPU wait
 
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,8 @@ def moved(tensor: Tensor, device: torch.device, copy: bool = False) -> Tensor:
 
     ``copy``: return a copy even if the tensor is there already.
     """
+    if tensor.device == device and not copy:
+        return tensor
     return tensor.to(device, non_blocking=device.type != "cpu", copy=copy)
 
 
@@ -26,10 +29,10 @@ def copy_across_(target: Tensor, source: Tensor) -> None:
     target.copy_(source, non_blocking=target.device.type != "cpu")
 
 
-def known(flag: Tensor) -> bool | None:
-    """Return whether a flag is set, if the host knows that without waiting, which is so on the CPU; else None."""
+def known(flags: Tensor) -> bool | None:
+    """Return whether one of ``flags`` is set, if the host knows that without waiting, as on the CPU; else None."""
     # Not by ``item``: tools that count the ops that wait would count it.
-    return bool(flag.numpy()) if flag.device.type == "cpu" else None
+    return bool(np.count_nonzero(flags.numpy())) if flags.device.type == "cpu" else None
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -147,7 +147,7 @@ def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) ->
     if policy.has_rules_for("backward"):
         members.append(BackwardRules(policy))
     if options.scaler is not None:
-        members.append(Scaling(options.scaler, policy))
+        members.append(Scaling.of(options.scaler, policy, gm))
     if policy.optimizer is not None and policy.optimizer.in_backward:
         members.append(BackwardSteps(policy, scaled=options.scaler is not None))
     return members

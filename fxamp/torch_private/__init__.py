@@ -71,6 +71,12 @@ from fxamp.torch_private.symbols import (
     size_reader,
     size_tables,
 )
-from fxamp.torch_private.tensors import comparison_with, onednn_computes, outside_transforms, real_object
+from fxamp.torch_private.tensors import (
+    comparison_with,
+    onednn_computes,
+    outside_transforms,
+    real_object,
+    set_version,
+)
 from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, replace_tracing_mode, without_autocast
 from fxamp.torch_private.wrappers import running_wrapper

@@ -1,4 +1,4 @@
-"""Tensors: compare many at once with what they were; which LSTMs oneDNN has; what a wrapper holds."""
+"""Tensors: compare many at once with what they were, and number them; which LSTMs oneDNN has; what a wrapper holds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +19,11 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     sizes, strides = ([list(read(tensor)) for tensor in tensors] for read in (Tensor.size, Tensor.stride))
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
     return guards.check
+
+
+def set_version(tensors: Sequence[Tensor], version: int) -> None:
+    """Set the number by which autograd notices writes to each of ``tensors``, and to their views. Breaks loudly."""
+    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), (version,) * len(tensors))
 
 
 def onednn_computes(dtype: torch.dtype) -> bool:

@@ -183,16 +183,17 @@ class GraphFlags:
 
         ``trusted``: False says of no gradient that it is unchanged, so that all are read.
         """
-        parameters, every = group.parameters, [*range(len(group.parameters))]
+        parameters = group.parameters
         if not self.attached:
-            return [Report(parameters, None, every)] if every else []
+            return [Report(parameters, None, [*range(len(parameters))])] if parameters else []
         shares = self._shares(parameters)
-        unread = _changed(shares, group.as_they_are()) if trusted else every
+        unread = _changed(shares, group.as_they_are()) if trusted else [*range(len(parameters))]
         if unread or not _partition(shares, parameters):
             return self._by_parameter(parameters, unread, group.device)
         flags = [moved(share.backward.flags, group.device) for share in shares]
-        owners = [owner for share in shares for owner in share.owners]
-        return [Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))]
+        if len(shares) == 1:
+            return [Report(shares[0].owners, flags[0])]
+        return [Report([owner for share in shares for owner in share.owners], torch.cat(flags))]
 
     def square(self, gradients: Gradients, device: torch.device) -> Tensor | None:
         """Return the sum of the squares of an optimizer's gradients, 0-dim float32 on ``device``; None if unknown.
@@ -256,7 +257,7 @@ class GraphFlags:
 def _changed(shares: Sequence[_Share], gradients: Sequence[Tensor | None]) -> list[int]:
     """Return the places of the gradients that are not exactly what one of the backwards returned."""
     unchanged = {at for share in shares for at in share.unchanged(gradients)}
-    return [at for at in range(len(gradients)) if at not in unchanged]
+    return sorted(unchanged.symmetric_difference(range(len(gradients))))
 
 
 def _partition(shares: Sequence[_Share], parameters: Sequence[Tensor]) -> bool:

@@ -36,9 +36,11 @@ def leaves(node: Any, outputs: int) -> list[Tensor | None]:
     inputs = None if needed is None else _inputs_of_outputs(node, len(needed))
     if needed is None or inputs is None or len(inputs) != outputs:
         return [None] * outputs
-    accumulated = [getattr(function, "variable", None) for function, _ in node.next_functions if function is not None]
-    edges = iter(accumulated)
-    ends = [next(edges) if need else None for need in needed]
+    edges = node.next_functions
+    ends = [getattr(function, "variable", None) for function, _ in edges]
+    if len(edges) != len(needed):  # an input that is no tensor has no edge
+        accumulated = (end for end, (function, _) in zip(ends, edges, strict=True) if function is not None)
+        ends = [next(accumulated) if need else None for need in needed]
     return ends if isinstance(inputs, range) else [ends[at] for at in inputs]
 
 

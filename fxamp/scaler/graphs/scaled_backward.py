@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
@@ -30,14 +30,22 @@ from fxamp.torch_private import current_metadata, keep_saved_tensors, running_no
 
 @dataclass(frozen=True)
 class Scaling(Participant):
-    """A scaler, and the policy of the graphs that it scales."""
+    """A scaler, and the policy of the graph that it scales; ``last``: whether only its parameters need gradients."""
 
     scaler: BackwardScaler
     policy: Policy
+    last: bool = False
+
+    @staticmethod
+    def of(scaler: BackwardScaler, policy: Policy, gm: GraphModule) -> "Scaling":
+        """Return that of Dynamo's graph ``gm``."""
+        inputs = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+        trained = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+        return Scaling(scaler, policy, all(isinstance(value, nn.Parameter) for value in trained))
 
     @property
     def key(self) -> object:
-        return self.scaler.graph_norm
+        return self.scaler.graph_norm, self.last
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Attach the scaler. Raises OptionError if it cannot be, or compiled autograd would run the backward."""
@@ -61,7 +69,7 @@ class Scaling(Participant):
             keep_saved_tensors()
             metadata = current_metadata()
             if metadata is not None:
-                setattr(metadata, SCALED_BY, ScaledBy(self.scaler, _may_cross_in_float16(gm, metadata)))
+                setattr(metadata, SCALED_BY, ScaledBy(self.scaler, _may_cross_in_float16(gm, metadata), self.last))
             return compiler(gm, inputs)
 
         return compile_marked

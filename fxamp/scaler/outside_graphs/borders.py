@@ -25,11 +25,13 @@ class Border:
 
     ``way``: "graph" for a whole compiled graph. For an eager region, in forward order: "in" for its entry, "out" for
     its exit. ``scaler``: None if the scaler no longer exists. ``in_float16``: whether float16 gradients may cross it.
+    ``last``: whether all its gradients are parameters'.
     """
 
     way: str
     scaler: Any
     in_float16: bool = True
+    last: bool = False
 
 
 def border_of(node: Node) -> Border | None:
@@ -43,20 +45,21 @@ def border_of(node: Node) -> Border | None:
     for metadata in graph_metadata(function):
         scaled_by = getattr(metadata, SCALED_BY, None)
         if scaled_by is not None:
-            return Border("graph", scaled_by(), scaled_by.in_float16)
+            return Border("graph", scaled_by(), scaled_by.in_float16, scaled_by.last)
     return None
 
 
 class ScaledBy:
     """The value of :data:`SCALED_BY`; called, it returns the scaler, or None if that no longer exists.
 
-    ``in_float16``: whether the graph may take or return float16 gradients. Pickled and read again from torch's cache,
-    it stands for the scaler for which a graph is then compiled.
+    ``in_float16``: whether the graph may take or return float16 gradients; ``last``: whether those that it returns are
+    all parameters'. Pickled and read again from torch's cache, it stands for the scaler for which a graph is then
+    compiled.
     """
 
-    def __init__(self, scaler: Any, in_float16: bool) -> None:
+    def __init__(self, scaler: Any, in_float16: bool, last: bool) -> None:
         self._scaler = weakref.ref(scaler)
-        self.in_float16 = in_float16
+        self.in_float16, self.last = in_float16, last
 
     def __call__(self) -> Any:
         return self._scaler()
@@ -65,11 +68,11 @@ class ScaledBy:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _now_scaled_by, (self.in_float16,)
+        return _now_scaled_by, (self.in_float16, self.last)
 
 
-def _now_scaled_by(in_float16: bool) -> ScaledBy:
-    return ScaledBy(of_this_process("scaler"), in_float16)
+def _now_scaled_by(in_float16: bool, last: bool) -> ScaledBy:
+    return ScaledBy(of_this_process("scaler"), in_float16, last)
 
 
 def is_custom(node: Node) -> bool:

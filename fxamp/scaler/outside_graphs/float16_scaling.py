@@ -72,7 +72,10 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
     stack, nodes = [(root, False)], {root}
     while stack:
         node, inside = stack.pop()
-        border, edges = border_of(node), node.next_functions
+        border = border_of(node)
+        if border is not None and border.last and not border.in_float16:
+            continue
+        edges = node.next_functions
         # Inside an eager region every gradient is scaled. In backward order the region begins at its exit node.
         within = inside if border is None else border.way == "out"
         if not (inside and within) and (border is None or border.in_float16):

@@ -394,7 +394,7 @@ class GradScaler(torch.amp.GradScaler):
         return reciprocal(scale)
 
     def _unscale(self, optimizer: torch.optim.Optimizer, record: OptimizerRecord, gradients: Gradients) -> None:
-        self._check(optimizer, gradients, self._inverse())
+        self._check(optimizer, gradients, None if self.graphs.attached else self._inverse())
         record.stage = OptState.UNSCALED
 
     def _holds_scale(self, record: OptimizerRecord) -> bool:
@@ -440,8 +440,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[Any, Tensor]:
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        found_inf = torch.zeros((), dtype=torch.float32, device=scale.device)
-        flags = self._flags(optimizer, gradients, inv_scale, found_inf, allow_fp16, squares)
+        flags = self._flags(optimizer, gradients, inv_scale, None, allow_fp16, squares)
         agree(flags.values(), scale.device, self._ranks)
         self._per_optimizer_states[id(optimizer)].found_inf_per_device = flags
         return flags
@@ -457,7 +456,7 @@ class GradScaler(torch.amp.GradScaler):
         optimizer: torch.optim.Optimizer,
         gradients: Gradients,
         inv_scale: Tensor | None,
-        found_inf: Tensor,
+        found_inf: Tensor | None,
         allow_fp16: bool,
         squares: clip.Squares | None = None,
     ) -> dict[torch.device, Tensor]:

@@ -15,22 +15,21 @@ from fxamp.scaler.torch_contract.overflows import OverflowLedger
 from fxamp.torch_devices import known, moved
 
 
-@torch.no_grad()
 def check_gradients(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[GradientGroup],
-    found_inf: Tensor,
+    found_inf: Tensor | None,
     inv_scale: Tensor | None,
     graph: GraphFlags,
     ledger: OverflowLedger,
     squares: Squares | None = None,
 ) -> dict[torch.device, Tensor]:
-    """Return, for each device that holds gradients, a copy of ``found_inf`` that is 1.0 if one of them overflowed.
+    """Return a flag for each device that holds gradients: 0-dim float32, 1.0 if one of them overflowed.
 
     Args:
         optimizer: whose gradients they are.
         groups: of the gradients; with ``squares`` also those without any, as they are on other ranks.
-        found_inf: 0-dim float32; the initial value of the flags, usually 0.0.
+        found_inf: 0-dim float32; the initial value of the flags. None: 0.0.
         inv_scale: 0-dim float32 by which gradients are multiplied in place; None to check only.
         graph: the flags of compiled graphs. If it is attached, gradients are unscaled already and are not multiplied.
         ledger: records which parameters overflowed.
@@ -40,25 +39,31 @@ def check_gradients(
     ledger.names.meet(optimizer)
     flags: dict[torch.device, Tensor] = {}
     for group in groups:
-        flag = flags.setdefault(group.device, moved(found_inf, group.device, copy=True))
+        if group.device not in flags:
+            flags[group.device] = (
+                torch.zeros((), dtype=torch.float32, device=group.device)
+                if found_inf is None
+                else moved(found_inf, group.device, copy=True)
+            )
+        flag = flags[group.device]
         inverse = None if inv_scale is None or graph.attached else moved(inv_scale, group.device)
-        square = None if squares is None else torch.zeros_like(found_inf, device=group.device)
+        square = None if squares is None else torch.zeros((), dtype=torch.float32, device=group.device)
         for report in graph.reports(group, trusted=squares is None):
             overflows = report.flags
             if report.unread is not None:
                 values = check_group(group.part(report.unread), inverse, flag, square)
                 overflows = values if overflows is None else torch.maximum(overflows, values)
             assert overflows is not None
-            bad = overflows.any()
-            if known(bad) is False:
+            if known(overflows) is False:
                 continue
-            flag.masked_fill_(bad, 1.0)
+            flag.masked_fill_(overflows.any(), 1.0)
             ledger.record(report.parameters, overflows)
         if squares is not None and square is not None:
             squares.append((square, group.spread))
     return flags
 
 
+@torch.no_grad()
 def check_group(
     group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor, squared_norm: Tensor | None = None
 ) -> Tensor:

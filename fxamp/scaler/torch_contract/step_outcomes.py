@@ -44,7 +44,8 @@ class Outcomes:
             self._stepped = torch.ones((), dtype=torch.bool, device=device)
         if isinstance(skipped, bool):
             self._skipped_steps += skipped
-            self._stepped.fill_(not skipped)
+            if known(self._stepped) is not (not skipped):
+                self._stepped.fill_(not skipped)
             self._queue.append(not skipped)
             return
         self._count(skipped)
