@@ -55,7 +55,7 @@ class Participants:
     @property
     def found(self) -> Callable[[], tuple[NonFinite, ...]] | None:
         """Reads what runs said of values that are not finite; None without the option "nonfinite"."""
-        return next((member.found for member in self.members if member.found is not None), None)
+        return next((member.monitor.found for member in self.members if isinstance(member, Watching)), None)
 
     def key(self, gm: GraphModule) -> str:
         """Return what the keys of torch's caches must contain for ``gm``."""

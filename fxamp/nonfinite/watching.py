@@ -21,7 +21,6 @@ from fxamp.passes.forward.measure_results import MeasureResults
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.reports.list_graph import list_graph
-from fxamp.reports.nonfinite import NonFinite
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,6 @@ class Watching(Participant):
     """Watches one graph for values that are not finite."""
 
     monitor: Monitor
-
-    @property
-    def found(self) -> Callable[[], tuple[NonFinite, ...]]:  # type: ignore[override]
-        return self.monitor.found
 
     @property
     def key(self) -> object:

@@ -13,7 +13,6 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph_text import KeptValue
-from fxamp.reports.nonfinite import NonFinite
 
 #: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Any]
@@ -30,11 +29,9 @@ class Participant:
 
     Those that get a partitioner, a compiler or a run return what takes its place, and usually calls it. ``lowering`` is
     the option of that name. ``kept``: the values that the forward keeps for the backward, if this one rules them.
-    ``found`` reads what runs said of values that are not finite, if this one watches for them.
     """
 
     kept: Sequence[KeptValue] = ()
-    found: Callable[[], tuple[NonFinite, ...]] | None = None
 
     @property
     def key(self) -> object:
