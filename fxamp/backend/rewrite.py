@@ -14,7 +14,7 @@ from fxamp.argument_names import named_arguments
 from fxamp.backend.auto_products import products
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
-from fxamp.capture import Captured, capture, is_kept
+from fxamp.capture import Captured, capture, is_verbatim
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo import Traced, trace
 from fxamp.errors import CaptureError, OptionError
@@ -106,7 +106,7 @@ def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
 
 
 def _keeps_calls(captured: Captured) -> bool:
-    return any(map(is_kept, all_nodes(captured.module)))
+    return any(map(is_verbatim, all_nodes(captured.module)))
 
 
 def _state(source: object) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ __all__ = [
     "CustomAutocast",
     "capture",
     "inlined_call",
-    "is_kept",
+    "is_verbatim",
 ]
 
 #: Key of ``node.meta``: the :class:`CustomAutocast` of an autograd.Function's node.
@@ -62,8 +62,8 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
     return Captured(lowered, mode)
 
 
-def is_kept(node: Node) -> bool:
-    """Whether a call was kept verbatim, so that fxamp does not look inside."""
+def is_verbatim(node: Node) -> bool:
+    """Whether a call is in the graph as Dynamo captured it, so that fxamp does not look inside."""
     return VERBATIM in node.meta and not inner_graphs(node)
 
 

@@ -26,11 +26,11 @@ from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Asked, Gradient,
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
 
-KEPT = 32
+MOST_LAUNCHES = 32
 # Fused multiply-adds would make the rounding of the squares depend on the compiler.
 OPTIONS = {"num_warps": WARPS, "enable_fp_fusion": False}
 
-_kept: OrderedDict[Hashable, "_Launches"] = OrderedDict()
+_launches: OrderedDict[Hashable, "_Launches"] = OrderedDict()
 _lock = threading.Lock()
 _address, _dtype = Tensor.data_ptr, attrgetter("dtype")
 
@@ -150,10 +150,10 @@ def _prepare(work: UnscaleRequest, keep: bool | Tables) -> _Launches:
     targets = work.targets is work.sources or (work.targets and _layout(work.targets))
     key = (work.device, stream, _asked(work), _layout(work.sources), targets)
     with _lock:
-        prepared = _kept[key] = _renewed(work, _kept.get(key))
-        _kept.move_to_end(key)
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
+        prepared = _launches[key] = _renewed(work, _launches.get(key))
+        _launches.move_to_end(key)
+        if len(_launches) > MOST_LAUNCHES:
+            _launches.popitem(last=False)
     return prepared
 
 

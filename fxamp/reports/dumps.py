@@ -49,13 +49,13 @@ class Stages:
                 _prepare(self.folder)
 
     @property
-    def kept(self) -> bool:
+    def written(self) -> bool:
         """Whether files are written, so that every stage is needed."""
         return self.folder is not None
 
     def graph(self, stage: str, listing: Callable[[], Listing]) -> None:
         """Record the graph after ``stage``."""
-        self.text(stage, lambda: write_listing(listing(), self.number if self.kept else None))
+        self.text(stage, lambda: write_listing(listing(), self.number if self.written else None))
 
     def text(self, stage: str, make: Callable[[], str]) -> None:
         """Record a stage that is text already."""

@@ -33,7 +33,7 @@ class GraphObserver:
     @property
     def dumps(self) -> bool:
         """Whether files are written, so that every stage is needed."""
-        return self._stages.kept
+        return self._stages.written
 
     def captured(self, graph: Captured) -> None:
         """Dump ``graph``, which has no casts so far."""

@@ -18,7 +18,7 @@ from functools import cache
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_kept
+from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_verbatim
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
@@ -74,7 +74,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
 
 
 def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
-    if is_kept(node):
+    if is_verbatim(node):
         return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
     choice = _ruled(node, ruling, region, context, aliases)

@@ -14,7 +14,7 @@ from itertools import groupby
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import VERBATIM, is_kept
+from fxamp.capture import VERBATIM, is_verbatim
 from fxamp.graph import fake_tensors
 from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.passes.shared.autocast_regions import ENTER, EXIT, outermost, walk
@@ -28,7 +28,7 @@ class KeepAutocast(GraphwisePass[CastContext]):
 
     def rewrite(self, gm: GraphModule, context: CastContext) -> int:
         walked = [(node, here.captured) for node, here in walk(gm, context, outermost(context))]
-        pairs = [(node, dtype if is_kept(node) else None) for node, dtype in walked if node.op != "get_attr"]
+        pairs = [(node, dtype if is_verbatim(node) else None) for node, dtype in walked if node.op != "get_attr"]
         added = 0
         for dtype, group in groupby(pairs, key=lambda pair: pair[1]):
             nodes = [node for node, _ in group]

@@ -52,7 +52,7 @@ def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None
     launches = launch._prepare_anew(work, launch._Addresses.of(work))
     monkeypatch.setattr(launch, "_prepare_anew", lambda *_: gpus.note("tables") or launches)
     monkeypatch.setattr(launch, "_function", lambda *_: kernel(gpus))
-    monkeypatch.setattr(launch, "_kept", type(launch._kept)())
+    monkeypatch.setattr(launch, "_launches", type(launch._launches)())
     gradient, found_inf = (torch.ones(size).as_subclass(OnSecond) for size in (3, 1))
     with forced(Implementation.TRITON):
         check_([gradient], found_inf)

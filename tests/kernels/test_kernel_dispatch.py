@@ -109,7 +109,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return upload(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(launch, "_sent", counted)
-    monkeypatch.setattr(launch, "_kept", type(launch._kept)())
+    monkeypatch.setattr(launch, "_launches", type(launch._launches)())
     return counts
 
 
@@ -147,15 +147,15 @@ def test_ops_keep_nothing(uploads: Counter[str]) -> None:
         for _ in range(2):
             check_unscale(gradients, torch.tensor(0.5))
     assert uploads["uploads"] == 2
-    assert not launch._kept
+    assert not launch._launches
 
 
 def test_few_tables_are_kept(uploads: Counter[str]) -> None:
     from fxamp.kernels import launch
 
-    for numel in range(1, launch.KEPT + 5):
+    for numel in range(1, launch.MOST_LAUNCHES + 5):
         unscale([torch.ones(numel)])
-    assert len(launch._kept) == launch.KEPT
+    assert len(launch._launches) == launch.MOST_LAUNCHES
 
 
 @pytest.mark.parametrize(
