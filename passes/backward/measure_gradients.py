@@ -19,6 +19,7 @@ from fxamp.passes.shared.magnitudes import (
     MEASURED,
     OP,
     MagnitudeWriter,
+    in_shape_read,
     is_measured,
     is_narrowing,
     measured_results,
@@ -53,9 +54,10 @@ class MeasureGradients(TracedPass[Context]):
             overflows = in_backward(node) and not inherits and is_narrowing(node)
             if overflows or (placed and (node in returned or is_measured(node))):
                 known.add(node)
-                with gm.graph.inserting_before(_reader(node) if node.op == "placeholder" else node.next):
+                source = node if node.op == "placeholder" else in_shape_read(node)
+                with gm.graph.inserting_before(_reader(node) if node.op == "placeholder" else source.next):
                     names.append(node.name)
-                    parts.append(writer.magnitude(node))
+                    parts.append(writer.magnitude(source))
         writer.add_output(gm, names, parts)
         return Result(len(names), {"measured": len(names)})
 

@@ -1,7 +1,8 @@
 """measure-results: return the largest magnitude of each floating value of a captured graph as one more output.
 
 1. Every floating result, input and constant is measured right after it is made, outside of autograd, as
-   :mod:`fxamp.passes.shared.magnitudes` says. What a call writes in place is its result.
+   :mod:`fxamp.passes.shared.magnitudes` says; in the shape in which it is read. What a call writes in place is its
+   result.
 2. Floating outputs are measured although they may be part of what is, unless they are the whole of it.
 3. The new last output is a 1-dim tensor with one number for each; ``output.meta[MEASURED]`` names their nodes. A graph
    without floating values does not change.
@@ -25,7 +26,15 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, nesting_change, subgraphs, tensor_value
 from fxamp.graph.higher_order import bodies
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.shared.magnitudes import MEASURED, OP, MagnitudeWriter, is_conversion, is_measured, measured_results
+from fxamp.passes.shared.magnitudes import (
+    MEASURED,
+    OP,
+    MagnitudeWriter,
+    in_shape_read,
+    is_conversion,
+    is_measured,
+    measured_results,
+)
 
 aten = torch.ops.aten
 
@@ -84,20 +93,21 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
         depth += nesting_change(node.target)
         if depth:
             continue
-        with gm.graph.inserting_before(places.get(node, node.next)):
+        source, place = places[node]
+        with gm.graph.inserting_before(place):
             if node.target in (*_CHECKPOINTS, _COND):
                 inner, numbers = _measure_bodies(node, writer.call, context)
                 names += inner
                 parts += numbers
             elif node in made and node not in known:
                 names.append(node.name)
-                parts.append(writer.magnitude(node))
+                parts.append(writer.magnitude(source))
     writer.add_output(gm, names, parts)
     return names
 
 
-def _places(gm: GraphModule) -> dict[Node, Node]:
-    """Return for each input and constant the node before which it is measured (4)."""
+def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
+    """Return what is measured for each node, itself or a view of it, and the node before which it is (1, 4)."""
     order = {node: at for at, node in enumerate(gm.graph.nodes)}
     first = next(node for node in order if node.op != "placeholder")
     depth, outside, aliases = 0, set[Node](), AliasSets(gm.graph)
@@ -107,11 +117,17 @@ def _places(gm: GraphModule) -> dict[Node, Node]:
             outside.add(node)
     places = {}
     for node in order:
-        if node.op in ("placeholder", "get_attr"):
-            readers = sorted(node.users, key=order.__getitem__) or [first]
-            near = next(filter(is_conversion, readers), readers[0])
-            at_start = first if node.op == "placeholder" else node.next
-            places[node] = at_start if aliases.mutated(node) or near not in outside else near
+        source, place = node, first if node.op == "placeholder" else node.next
+        if not aliases.mutated(node):
+            if node.op in ("placeholder", "get_attr"):
+                readers = sorted(node.users, key=order.__getitem__) or [first]
+                near = next(filter(is_conversion, readers), readers[0])
+                place = near if near in outside else place
+            else:
+                source = in_shape_read(node)
+                source = source if source in outside else node
+                place = source.next
+        places[node] = source, place
     return places
 
 

@@ -87,6 +87,34 @@ def passes_on(node: Node) -> bool:
     return name in WHOLE or name in PARTS
 
 
+def in_shape_read(node: Node) -> Node:
+    """Return the view through which alone ``node`` is read, maybe in a wider dtype; else ``node``.
+
+    Inductor fuses no kernels whose loops have other shapes, unless nothing that they read is broadcast.
+    """
+    read = node
+    while len(node.users) == 1:
+        (node,) = node.users
+        if isinstance(node.target, OpOverload) and base_name(node) in _SHAPES:
+            read = node
+        elif not _is_widening(node):
+            break
+    return read
+
+
+def _is_widening(node: Node) -> bool:
+    """Whether ``node`` converts to a dtype that holds all floating values of its input."""
+    if not is_conversion(node):
+        return False
+    before, after = tensor_value(node.args[0]), tensor_value(node)
+    if before is None or after is None or not before.is_floating_point():
+        return False
+    return torch.promote_types(before.dtype, after.dtype) == after.dtype
+
+
+_SHAPES = frozenset(f"aten::{name}" for name in ("view", "_unsafe_view", "reshape", "flatten", "unflatten"))
+
+
 def is_narrowing(node: Node) -> bool:
     """Whether ``node`` converts to a floating dtype of a smaller range, in which what was finite can be infinite."""
     before, after = (tensor_value(node.args[0]), tensor_value(node)) if node.args else (None, None)
