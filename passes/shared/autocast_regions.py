@@ -35,10 +35,11 @@ class AutocastRegion:
 
 
 def outermost(context: CastContext) -> AutocastRegion:
-    """Return the region of the whole program."""
+    """Return the region of the whole program; an autocast around the compiled call says whether it casts once."""
+    cached = torch.is_autocast_cache_enabled()
     if context.only_regions is not None:
-        return AutocastRegion(None, None, context.only_regions)
-    return AutocastRegion(context.lower, context.captured_autocast, context.lower)
+        return AutocastRegion(None, None, context.only_regions, cached)
+    return AutocastRegion(context.lower, context.captured_autocast, context.lower, cached)
 
 
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:

@@ -111,3 +111,23 @@ def test_in_a_region_without_cache_each_use_of_a_weight_has_its_cast(lowering: s
                 return (y.float() + x) @ w + (y.float() * 1.7) @ w
 
     assert_like_autocast(program, leaf(16, 16), leaf(16, 16), lowering=lowering, around=around)
+
+
+@pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_autocast_around_the_call_says_whether_a_weight_is_cast_once(
+    cached: bool, lowering: str, policy: str
+) -> None:
+    """Lightning's autocast has no cache: the gradients of two uses meet in float32."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(F.linear(x, w).tanh(), w)
+
+    gradients = []
+    for call in (compile_with(program, lowering, policy=policy), program):
+        w = leaf(16, 16)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            result = call(leaf(16, 16), w)
+        gradients.append(torch.autograd.grad(result.float().square().sum(), w)[0])
+    assert torch.equal(*gradients)
