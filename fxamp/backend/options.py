@@ -25,6 +25,7 @@ class Options:
     """The user's options, named as in ``torch.compile(..., options=...)``.
 
     ``policy``: "auto", a built-in name, an absolute path, or a Policy; ``named``: the name or path as it was given.
+    ``by_environment``: whether the environment names the policy, or would if it changed, because no option does.
     ``lowering``: one of :data:`fxamp.lowering_names.LOWERINGS`.
     ``inductor``: Inductor config patches. ``mode``: Inductor's mode. ``scaler``: the backward graphs scale, unscale and
     check with it; a disabled one counts as none. ``dump``: the graph of every stage is written to this folder as text.
@@ -33,6 +34,7 @@ class Options:
 
     policy: str | Policy = "auto"
     named: str = ""
+    by_environment: bool = True
     lowering: str = "inductor"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
@@ -47,7 +49,8 @@ def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = 
     The environment variables of :data:`_VARIABLES` replace missing options. Raises
     OptionError for an unknown option, a value of the wrong type, or two different modes.
     """
-    named_in: object = os.environ if options_by_name is None or "policy" not in options_by_name else options_by_name
+    by_environment = options_by_name is None or "policy" not in options_by_name
+    named_in: object = os.environ if by_environment else options_by_name
     options_by_name = dict(options_by_name or {})
     for name in options_by_name:
         if name not in _CHECKS:
@@ -63,7 +66,7 @@ def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = 
     policy = checked.get("policy")
     if isinstance(policy, str):
         checked |= {"policy": absolute(policy, named_in), "named": policy}
-    options = Options(**checked)
+    options = Options(**checked, by_environment=by_environment)
     if options.lowering != "inductor" and (options.inductor or options.mode):
         option = "inductor" if options.inductor else "mode"
         raise OptionError(f"option {option!r} is Inductor's, but lowering is {options.lowering!r}")

@@ -7,7 +7,7 @@ another policy, or if the working directory has changed and holds another file o
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -191,25 +191,23 @@ def guard_policy(options: Options, choice: Choice, inputs: Sequence[Any]) -> Non
 
     Does nothing outside torch.compile.
     """
-    guard_current_graph(_UNCHANGED, _freshness(options, choice, device_of(inputs)))
+    for unchanged in _changes_seen(options, choice, device_of(inputs)):
+        guard_current_graph(_UNCHANGED, unchanged)
     if choice is IN_BACKWARD:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
     if choice.surroundings is not None:
         guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
-def _freshness(options: Options, choice: Choice, device: torch.device | None) -> Callable[[], bool]:
-    """Return a cheap test whether the policy would be read the same again."""
+def _changes_seen(options: Options, choice: Choice, device: torch.device | None) -> Iterator[Callable[[], bool]]:
+    """Yield cheap tests which together tell whether the policy would be read the same again."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
+    if options.by_environment:
+        yield lambda: os.environ.get("FXAMP_POLICY") == variable
     if choice.policy is None or not isinstance(path, str) or not path.endswith(".toml"):
-        return lambda: os.environ.get("FXAMP_POLICY") == variable
-    unchanged = Unchanged(path, device, choice.policy)
-    if Path(options.named).is_absolute():
-        return lambda: os.environ.get("FXAMP_POLICY") == variable and unchanged()
-    # Programs in other folders may have equal options, for which Dynamo shares graphs: whose they are, options tell.
-    folder, named = os.getcwd(), options.named  # noqa: PTH109 (called in each call of a graph)
-    return lambda: (
-        os.environ.get("FXAMP_POLICY") == variable
-        and (os.getcwd() == folder or not is_file(named))  # noqa: PTH109
-        and unchanged()
-    )
+        return
+    if not Path(options.named).is_absolute():
+        # Programs in other folders may have equal options, for which Dynamo shares graphs.
+        folder, named = os.getcwd(), options.named  # noqa: PTH109 (called in each call of a graph)
+        yield lambda: os.getcwd() == folder or not is_file(named)  # noqa: PTH109
+    yield Unchanged(path, device, choice.policy)

@@ -39,6 +39,23 @@ def test_every_kind_of_stage(kind: str, which: str, lowering: str) -> None:
     assert_close(by_fxamp(chain, which, lowering), by_torch(chain))
 
 
+class Widened(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
+
+
+class InFloat32(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x) * 3
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_float16_before_a_graph_that_takes_float32(lowering: str) -> None:
+    """No float16 gradient enters or leaves the graph, and code before it computes in float16 all the same."""
+    chain = Chain([Linear, Widened, InFloat32])
+    assert_close(by_fxamp(chain, "eec", lowering), by_torch(chain))
+
+
 def accumulated(net: nn.Module, scaler: Any, x: Tensor) -> None:
     for seed in range(3):
         scaler.scale(loss_of(forward(net, x * (1 + seed)))).backward()
