@@ -16,7 +16,8 @@ from torch.autograd.graph import get_gradient_edge as gradient_edge
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import all_graphs, dtype_name, inner_tensors
+from fxamp.graph import dtype_name, inner_tensors
+from fxamp.graph.higher_order import bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import TensorType
 from fxamp.nonfinite.flow import Flow, Kind, Value
@@ -46,14 +47,15 @@ def watch_backward(run: Callable[..., Any], gm: GraphModule, take: Take) -> Call
 
 
 def _mark_ops(gm: GraphModule) -> None:
-    """Let each op of ``gm`` and of its bodies mark the autograd nodes of its results with its name."""
-    for module in dict.fromkeys(all_graphs(gm)):
-        for node in list(module.graph.nodes):
-            name = node.meta.get("custom", {}).get(OP)
-            if name is not None and node.op.startswith("call"):
-                with module.graph.inserting_after(node):
-                    module.graph.call_function(_mark, (node, name))
-        module.recompile()
+    """Let each op of ``gm``, and of the bodies of its checkpoints and conds, mark the autograd nodes of its results."""
+    for node in list(gm.graph.nodes):
+        name = node.meta.get("custom", {}).get(OP)
+        if name is not None and node.op.startswith("call"):
+            with gm.graph.inserting_after(node):
+                gm.graph.call_function(_mark, (node, name))
+        for body in bodies(node):
+            _mark_ops(body.module)
+    gm.recompile()
 
 
 def _mark(results: Any, name: str) -> None:

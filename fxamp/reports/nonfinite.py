@@ -26,10 +26,10 @@ class NonFinite:
 
     ``kind`` is ``"op"``; or what came into the graph that way: ``"input"``, ``"parameter"``, ``"constant"``, ``"value
     saved by the forward"``, ``"gradient that enters the graph"``. ``region`` is "forward" or "backward", ``value``
-    "inf" or "nan", ``step`` the number of the call of the graph, from 1; ``times`` and ``last`` say in how many calls
-    this value was the first one, and in which one last. ``entry`` is the node with its op, module, source line and
-    rule; in a backward ``forward`` is that of the op whose gradient it computes, None if unknown. ``graph`` is the
-    number of the graph in :func:`fxamp.report`.
+    "inf" or "nan", ``step`` the number of the call of this graph, evaluations and micro-batches included, from 1;
+    ``times`` and ``last`` say in how many calls this value was the first one, and in which one last. ``entry`` is the
+    node with its op, module, source line and rule; in a backward ``forward`` is that of the op whose gradient it
+    computes, None if unknown. ``graph`` is the number of the graph in :func:`fxamp.report`.
 
     ``inputs`` are the values that the op read, ``before`` the largest magnitude of the result in the last call in which
     all was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their rules.
@@ -119,6 +119,7 @@ class NonFinite:
         before = "" if self.before is None else f"the largest magnitude of the result was {self.before:.4g}"
         return [
             ("node", f"{entry.name}{inserted}"),
+            ("inside", "not measured: it is named as a whole" if entry.target.startswith("higher_order::") else ""),
             ("source", code),
             ("module", f"{program.module} ({program.module_class})" if program.module else ""),
             ("dtype", f"{self.dtype}{other}"),

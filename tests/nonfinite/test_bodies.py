@@ -1,6 +1,7 @@
 """Option "nonfinite" where a graph holds other graphs, or is not one graph: what is in them is named too."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -93,3 +94,26 @@ def test_batches_of_other_sizes_and_parts_between_breaks_are_measured(lowering: 
     model(torch.full((7, 4), 200.0)).backward()
     (made,) = [found for found in fxamp.report(model).nonfinite if found.kind == "op"]
     assert made.op == "aten::exp.default" and made.source is not None and "torch.exp(h)" in made.source.code
+
+
+class Grown(torch.autograd.Function):
+    """What overflows, with a backward that does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.exp(x * 3)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def grown(h: Tensor) -> Tensor:
+    result: Tensor = Grown.apply(h)  # type: ignore[no-untyped-call]
+    return result.sum()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_function_is_named_as_a_whole_and_says_so(lowering: str) -> None:
+    (found,) = trained(grown, lowering, 200.0)
+    assert found.op == "higher_order::autograd_function_apply" and "inside     not measured" in str(found)

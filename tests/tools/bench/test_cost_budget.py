@@ -17,9 +17,12 @@ import pytest
 from cost_counting import Counting
 from exhaustive import exhaustive
 
+from fxamp.tools.bench.cost.hooks import prepare_torch
+from fxamp.tools.bench.cost.process import count
 from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.models import MODELS
+from fxamp.tools.bench.process import Process
 
 README = Path(__file__).parents[3] / "tools/bench/README.md"
 FILE = Path(__file__).with_name("cost_budget.json")
@@ -27,6 +30,7 @@ BUDGET: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {"ve
 VERSIONS = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}
 ACCEPTING = os.environ.get("FXAMP_ACCEPT") == "1"
 COLUMNS = ("forward", "backward", "step", "triton", "library", "outside", "kept", "peak")
+STAGES = ("forward", "backward", "step")
 HEAVY = ("gpt2-124m", "bert-base", "llama-1b", "vit-b", "resnet50")
 
 
@@ -49,6 +53,20 @@ def test_a_step_costs_what_was_accepted(counting: Counting, model: str) -> None:
     else:
         (ours,) = counted(counting, model, Way("auto"))
     assert ours == BUDGET["models"][model]["fxamp"], "run with FXAMP_ACCEPT=1 if that is meant"
+
+
+@pytest.mark.parametrize("model", exhaustive(("gpt2-124m",), always=()))
+def test_naming_what_is_not_finite_moves_at_most_a_tenth_more(model: str) -> None:
+    """The whole model, extrapolated from two and four layers; what each layer moves is what a deep model costs."""
+    sizes, moved = MODELS[model].sizes["full"], dict[str, list[int]]()
+    for option in ("", "log"):
+        with Process(prepare_torch, settings={"FXAMP_NONFINITE": option} if option else {}) as process:
+            for layers in (2, 4):
+                workload = Workload(model, dtype="bfloat16", sizes={**sizes, "layers": layers})
+                done = process.ask(count, workload, Way("cuda-bfloat16"))
+                moved.setdefault(option, []).append(sum(done.bytes(stage) for stage in STAGES))
+    plain, watched = (two + (four - two) // 2 * (sizes["layers"] - 2) for two, four in moved.values())
+    assert plain < watched <= 1.10 * plain
 
 
 @pytest.mark.parametrize("model", BUDGET["models"])
