@@ -10,7 +10,7 @@ A new 16-bit dtype needs a name here, and then
 8-bit dtypes are not targets of casts. Each of their uses has its own list:
 
     products in fp8                fxamp/policy/model/recipe.py; their arithmetic is in fxamp/kernels/products
-    tensors saved for backward      fxamp/policy/model/keep_rule.py; their arithmetic is in passes/shared/kept_packing.py
+    tensors saved for backward     fxamp/policy/model/keep_rule.py; their arithmetic: passes/shared/kept_packing.py
     an optimizer's state           fxamp/policy/model/optimizer_table.py, fxamp/optim/precision; its arithmetic:
                                    fxamp/kernels/blockwise_8bit.py
 

@@ -61,3 +61,16 @@ needs_scaled_adagrad = pytest.mark.skipif(
 needs_quick_fp8_products = pytest.mark.skipif(
     not _multiplies(torch.float8_e4m3fnuz), reason="each product in 8 bits takes a tenth of a second on this CPU"
 )
+
+
+def _older_than(*version: int) -> bool:
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) < version
+
+
+#: fxamp refuses such Functions there.
+needs_writes_in_functions = pytest.mark.skipif(
+    _older_than(2, 12), reason="torch.compile of this torch loses the gradient of a Function that writes to its result"
+)
+needs_gradients_of_one_tensor = pytest.mark.skipif(
+    _older_than(2, 13), reason="torch.compile of this torch loses a gradient of a Function that gets one tensor twice"
+)

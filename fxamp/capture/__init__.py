@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
-from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call
+from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call, require_separate_results
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
@@ -81,6 +81,7 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
 
 
 def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
+    require_separate_results(function.forward.module)
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(*inner_graphs(node))
     forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)

@@ -5,6 +5,7 @@ they have no effect, so the request ``cast_inputs=torch.float32`` would be lost.
 it by the code object that the traced nodes refer to, and reads its decorators.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from fxamp.errors import CaptureError
-from fxamp.graph import SourceFrame, source_frames
+from fxamp.graph import SourceFrame, describe_source, graph_output, source_frames
 from fxamp.torch_private import is_custom_fwd
 
 
@@ -69,6 +71,32 @@ def inlined_call(node: Node, in_function: bool) -> InlinedCall | None:
         if request is not None and request.cast_inputs is not None:
             return InlinedCall(request, tuple(frames[: start + 1]))
     return None
+
+
+def require_separate_results(forward: GraphModule) -> None:
+    """Raise CaptureError if ``forward``, of a Function, returns one tensor twice: torch would lose its gradient.
+
+    Before torch 2.12 Dynamo also returns what each in-place call of a forward returns, which is the tensor itself.
+    """
+    outputs, _ = graph_output(forward.graph).args[0]  # type: ignore[misc]
+    results = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Node)]
+    for result in results:
+        target = _written(result)
+        if target is not result and target in results:
+            raise CaptureError(
+                f"an autograd.Function writes to its result {target.name} in place, at {describe_source(result)}, and "
+                "torch.compile of this torch then loses its gradient under every backend; accepted: torch 2.12 or "
+                "newer, a forward that computes its result out of place, or torch._dynamo.disable on its caller"
+            )
+
+
+def _written(node: Node) -> Node:
+    """Return the value that ``node``, a chain of in-place methods, writes to and returns; else ``node`` itself."""
+    while (
+        node.op == "call_method" and re.fullmatch(r"\w*[a-z0-9]_", str(node.target)) and isinstance(node.args[0], Node)
+    ):
+        node = node.args[0]
+    return node
 
 
 def _all_codes() -> list[CodeType]:
