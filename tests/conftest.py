@@ -49,7 +49,7 @@ def _prepare(config: pytest.Config) -> None:
     import torch
     import torch._dynamo.guards
     import torch._inductor.config
-    import torchvision_ops
+    from support.programs import torchvision_ops
 
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1
@@ -71,7 +71,7 @@ def _prepare(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest then brings together the tests that share a fixture of the session
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from lacks import needs_compiler
+    from support.machines.lacks import needs_compiler
 
     for item in items:
         if item.get_closest_marker("inductor") or "counting" in getattr(item, "fixturenames", ()):

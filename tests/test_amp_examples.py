@@ -7,8 +7,8 @@ import math
 
 import pytest
 import torch
-from amp_examples import EXAMPLES, MAX_NORM, Runner
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
+from support.programs.amp_examples import EXAMPLES, MAX_NORM, Runner
 
 from fxamp.errors import DoubleBackwardError
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 
 from fxamp.torch_devices import converts_float8, moved
 

@@ -78,8 +78,8 @@ def require_separate_results(forward: GraphModule) -> None:
 
     Before torch 2.12 Dynamo also returns what each in-place call of a forward returns, which is the tensor itself.
     """
-    outputs, _ = graph_output(forward.graph).args[0]  # type: ignore[misc]
-    results = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Node)]
+    returned: Any = graph_output(forward.graph).args[0]
+    results = [leaf for leaf in pytree.tree_leaves(returned[0]) if isinstance(leaf, Node)]
     for result in results:
         target = _written(result)
         if target is not result and target in results:

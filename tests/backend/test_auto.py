@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from like_autocast import run
+from support.checks.exhaustive import exhaustive
+from support.oracles.like_autocast import run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn import functional as F

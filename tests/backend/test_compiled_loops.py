@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
-from scaled_runs import compile_scaled, make_scaler
-from small_models import Perceptron
+from support.checks.exhaustive import each_once
+from support.oracles.scaled_runs import compile_scaled, make_scaler
+from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.fx import GraphModule
 

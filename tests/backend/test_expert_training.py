@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import mixture
+from support.programs.small_models import mixture
 
 import fxamp
 from fxamp.reports.report import Report

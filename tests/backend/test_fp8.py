@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from exhaustive import exhaustive
-from mxfp8_beside import RECIPES as MXFP8
-from mxfp8_beside import converted as in_mxfp8
-from rounded_training import compiled, last_loss, same, whole_error
-from small_models import Wrapped
+from support.checks.exhaustive import exhaustive
+from support.oracles.mxfp8_beside import RECIPES as MXFP8
+from support.oracles.mxfp8_beside import converted as in_mxfp8
+from support.oracles.rounded_training import compiled, last_loss, same, whole_error
+from support.oracles.torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted, multiplied
+from support.programs.small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted, multiplied
 from transformers.pytorch_utils import Conv1D
 
 import fxamp

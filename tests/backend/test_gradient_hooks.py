@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from like_autocast import assert_like_autocast, compile_with, leaf
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exhaustive import each_once
-from like_autocast import compile_with, leaf
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

@@ -3,11 +3,11 @@
 import copy
 from typing import Any
 
-import experts_beside
 import pytest
 import torch
-from exhaustive import exhaustive
-from mxfp8_beside import EmulatedLinear
+from support.checks.exhaustive import exhaustive
+from support.oracles import experts_beside
+from support.oracles.mxfp8_beside import EmulatedLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
 

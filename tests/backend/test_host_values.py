@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from late_host_copies import LateCopies, late_copies
+from support.checks.exhaustive import exhaustive
+from support.machines.late_host_copies import LateCopies, late_copies
 from test_kept_programs import AnyShape, Checkpointed, Dropout
 from test_kept_rules import BASE, PROGRAMS, Perceptron, X, compiled_gradients, policy, same
 from torch import Tensor, nn

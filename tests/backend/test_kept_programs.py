@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from test_kept_rules import BASE, LEAST, Attention, Perceptron, X, all_in, compiled_gradients, held, policy, same
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.partitioners as partitioners
-from exhaustive import each_once, exhaustive
-from kept_oracle import in_eight_bits, packed_gradients
+from support.checks.exhaustive import each_once, exhaustive
+from support.oracles.saved_tensors_oracle import in_eight_bits, packed_gradients
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.autograd.graph import saved_tensors_hooks

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from rounded_training import compiled, last_loss, same, whole_error
+from support.checks.exhaustive import exhaustive
+from support.oracles.rounded_training import compiled, last_loss, same, whole_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from like_autocast import compile_with
+from support.oracles.like_autocast import compile_with
 
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
-from like_autocast import assert_like_autocast, compile_with, leaf
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

@@ -8,8 +8,8 @@ from pathlib import Path
 import cached_product
 import pytest
 import torch
-from forked import printed_by
-from like_autocast import compile_with
+from support.machines.forked import printed_by
+from support.oracles.like_autocast import compile_with
 
 from fxamp import Policy
 from fxamp.backend import policy_in_force

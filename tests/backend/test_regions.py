@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from exhaustive import each_once
-from like_autocast import assert_like_autocast, compile_with, leaf
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch.nn import functional as F
 
 import fxamp

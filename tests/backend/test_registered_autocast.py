@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_graph import policy, workbench
-from like_autocast import compile_with, leaf
+from support.checks.bench_graph import policy, workbench
+from support.oracles.like_autocast import compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
 

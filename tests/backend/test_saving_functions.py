@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
-from lacks import needs_gradients_of_one_tensor, needs_writes_in_functions
-from like_autocast import assert_like_autocast, compile_with, leaf, run
-from saving_functions import (
+from support.checks.exhaustive import each_once
+from support.machines.lacks import needs_gradients_of_one_tensor, needs_writes_in_functions
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf, run
+from support.oracles.scaled_runs import assert_same_gradients, by_fxamp, by_torch
+from support.programs.saving_functions import (
     Adjoint,
     Asks,
     CallsAnother,
@@ -46,7 +47,6 @@ from saving_functions import (
     WithIndices,
     WritesInside,
 )
-from scaled_runs import assert_same_gradients, by_fxamp, by_torch
 from torch import Tensor
 from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.utils.checkpoint import checkpoint

@@ -4,7 +4,7 @@ import random
 
 import cached_training
 import pytest
-from forked import printed_by
+from support.machines.forked import printed_by
 from torch._dynamo.utils import counters
 
 UNSCALED = (False, False, False)

@@ -7,8 +7,8 @@ import random
 import pytest
 import stored_step
 import torch
-from exhaustive import exhaustive
-from forked import printed_by
+from support.checks.exhaustive import exhaustive
+from support.machines.forked import printed_by
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beside import Beside
+from support.oracles.beside_threads import Beside
 from torch import Tensor
 
 import fxamp

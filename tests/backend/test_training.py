@@ -4,7 +4,7 @@ import io
 
 import pytest
 import torch
-from lacks import needs_quick_fp8_products
+from support.machines.lacks import needs_quick_fp8_products
 
 from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.text import VOCABULARY, standard_library

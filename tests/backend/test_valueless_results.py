@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 

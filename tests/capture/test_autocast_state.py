@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import nn
 
 import fxamp

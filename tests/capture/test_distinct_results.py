@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
-from like_autocast import assert_like_autocast
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import assert_like_autocast
 from torch import Tensor
 from torch.nn import functional as F
 

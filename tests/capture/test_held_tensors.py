@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
-from like_autocast import compile_with
-from small_models import Wrapped
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import compile_with
+from support.programs.small_models import Wrapped
 from torch import Tensor, nn
 
 from fxamp import rewrite

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from exhaustive import each_once
+from support.checks.exhaustive import each_once
 from torch import Tensor
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from saving_functions import SavesResult
+from support.programs.saving_functions import SavesResult
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import Perceptron
+from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 

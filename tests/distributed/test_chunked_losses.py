@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.machines.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import exhaustive
 from parallel_programs import PROGRAMS, WIDTH
 from parallel_runs import by_autocast, by_fxamp
+from support.checks.exhaustive import exhaustive
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore

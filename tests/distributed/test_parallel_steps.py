@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parallel_programs import HIDDEN, WIDTH
-from ranks import on_ranks
+from support.machines.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor

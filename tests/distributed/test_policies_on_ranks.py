@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.partitioners as partitioners
-from exhaustive import each_once, exhaustive
-from kept_oracle import in_eight_bits, memory
-from ranks import asked_by, on_ranks
+from support.checks.exhaustive import each_once, exhaustive
+from support.machines.ranks import asked_by, on_ranks
+from support.oracles.saved_tensors_oracle import in_eight_bits, memory
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS, WIDTH, Mlp
 from parallel_runs import SCALE
-from ranks import asked_by, on_ranks
+from support.checks.exhaustive import each_once, exhaustive
+from support.machines.ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from every_optimizer import OPTIMIZERS
-from exhaustive import exhaustive
-from ranks import on_ranks
+from support.checks.exhaustive import exhaustive
+from support.machines.ranks import on_ranks
+from support.programs.every_optimizer import OPTIMIZERS
+from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
-from user_optimizers import Counting
 
 import fxamp
 from fxamp.kernels import Implementation, forced

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from exhaustive import each_once, exhaustive
 from parallel_programs import PROGRAMS
 from parallel_runs import Values, by_autocast, by_fxamp, whole
-from ranks import asked_by, on_ranks
+from support.checks.exhaustive import each_once, exhaustive
+from support.machines.ranks import asked_by, on_ranks
 from torch.distributed.device_mesh import DeviceMesh
 
 LOWERINGS = ("eager", "aot_eager")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import exhaustive
 from parallel_programs import WIDTH, Mlp
 from parallel_runs import SCALE
-from ranks import asked_by, on_ranks
+from support.checks.exhaustive import exhaustive
+from support.machines.ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from small import STEPS, assert_same, batches, net, weights
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 
 import fxamp

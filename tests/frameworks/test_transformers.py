@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from small import WIDTH, assert_same, net, weights
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 
 import fxamp

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from exhaustive import each_once
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.checks.exhaustive import each_once
 
 from fxamp.errors import ListingError
 from fxamp.graph_text import Document

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from models.zoo import MODELS, build
 from printed_graphs import graphs_of
+from support.checks.exhaustive import exhaustive
 from test_parse_printed import compare
 
 from fxamp.graph_text.parse import parse_text

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from exhaustive import each_once
+from support.checks.exhaustive import each_once
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

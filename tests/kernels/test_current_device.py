@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lacks import needs_gpus
-from pretended_gpus import PretendedGpus
+from support.machines.lacks import needs_gpus
+from support.machines.simulated_gpus import PretendedGpus
 from torch import Tensor, nn
 
 import fxamp

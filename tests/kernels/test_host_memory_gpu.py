@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 from torch import Tensor
 
 from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine_code
+from support.checks.exhaustive import exhaustive
+from support.machines.machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine_code
 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text

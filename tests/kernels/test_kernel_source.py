@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from golden_text import FOLDER, assert_golden
+from support.checks.golden_text import FOLDER, assert_golden
 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text

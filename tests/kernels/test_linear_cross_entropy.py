@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once, exhaustive
-from lacks import needs_gpu
+from support.checks.exhaustive import each_once, exhaustive
+from support.machines.lacks import needs_gpu
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode

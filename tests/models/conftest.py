@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from exhaustive import exhaustive
 from model_runs import Baseline, Compiled, baseline, compiled
+from support.checks.exhaustive import exhaustive
 from zoo import MODELS
 
 #: Models that run by default: attention and convolution; the gate runs the others.

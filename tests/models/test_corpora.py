@@ -10,8 +10,8 @@ import pytest
 import torch
 from corpus import LIBRARIES, SMALL, WIDE
 from error_rule import excess, relative_errors, worse_parameters
-from exhaustive import exhaustive
 from model_runs import DRAWS, Run, bfloat16_autocast, draws, in_float64, same, step
+from support.checks.exhaustive import exhaustive
 from zoo import Batch, build
 
 from fxamp.reports import registry

@@ -7,9 +7,9 @@ from math import log
 import pytest
 import torch
 from error_rule import excess, relative_errors, worse_parameters
-from exhaustive import exhaustive
 from model_runs import Run, bfloat16_autocast, draws, run_of
 from sklearn.datasets import load_digits
+from support.checks.exhaustive import exhaustive
 from torch import nn
 
 from fxamp.reports import registry

@@ -5,9 +5,9 @@ from math import inf, nan
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from model_runs import same, step
 from planted import Fault, FirstOp, misnamed, watched_graphs
+from support.checks.exhaustive import exhaustive
 from torch import nn
 from zoo import MODELS, Batch, build
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from like_autocast import compile_with
+from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint

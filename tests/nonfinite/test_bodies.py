@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from like_autocast import compile_with
+from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

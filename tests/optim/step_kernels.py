@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from every_optimizer import Make
-from guarded_runs import parts_of
+from support.oracles.guarded_runs import parts_of
+from support.programs.every_optimizer import Make
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 

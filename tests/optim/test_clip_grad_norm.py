@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS, arguments_of_step
-from exhaustive import each_once
-from guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
+from support.checks.exhaustive import each_once
+from support.oracles.guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
+from support.programs.every_optimizer import OPTIMIZERS, arguments_of_step
 from torch import nn
 
 import fxamp

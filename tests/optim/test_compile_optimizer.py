@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS, Make
-from exhaustive import each_once
-from guarded_runs import parts_of
+from support.checks.exhaustive import each_once
+from support.oracles.guarded_runs import parts_of
+from support.programs.every_optimizer import OPTIMIZERS, Make
+from support.programs.user_optimizers import Counting, Differencing, OnTheHost, Remembering
 from torch import Tensor, nn
-from user_optimizers import Counting, Differencing, OnTheHost, Remembering
 
 import fxamp
 from fxamp.errors import OptionError

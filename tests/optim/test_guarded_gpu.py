@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 from torch import Tensor, nn
 
 import fxamp

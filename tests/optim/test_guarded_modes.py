@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS
-from exhaustive import each_once
-from guarded_runs import INF, compilations_of
-from ranks import on_ranks
+from support.checks.exhaustive import each_once
+from support.machines.ranks import on_ranks
+from support.oracles.guarded_runs import INF, compilations_of
+from support.programs.every_optimizer import OPTIMIZERS
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 

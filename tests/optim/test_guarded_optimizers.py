@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, Make, arguments_of_step, make
-from exhaustive import exhaustive
-from guarded_runs import (
+from support.checks.exhaustive import exhaustive
+from support.oracles.guarded_runs import (
     SCENARIOS,
     Training,
     assert_agree,
@@ -15,7 +14,8 @@ from guarded_runs import (
     on_device,
     saved,
 )
-from user_optimizers import Counting, Differencing, OnTheHost, Remembering
+from support.programs.every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, Make, arguments_of_step, make
+from support.programs.user_optimizers import Counting, Differencing, OnTheHost, Remembering
 
 from fxamp.tools.bench.host_syncs import HostReads
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS
-from exhaustive import each_once
-from guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
-from side_by_side import assert_same
+from support.checks.exhaustive import each_once
+from support.oracles.guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
+from support.oracles.side_by_side import assert_same
+from support.programs.every_optimizer import OPTIMIZERS
+from support.programs.user_optimizers import Counting
 from torch import nn
-from user_optimizers import Counting
 
 STATEFUL = ("AdamW", "SGD", "Rprop", "Adagrad", "NAdam")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS
-from exhaustive import each_once
-from guarded_runs import SCENARIOS, Training, on_device
+from support.checks.exhaustive import each_once
+from support.oracles.guarded_runs import SCENARIOS, Training, on_device
+from support.programs.every_optimizer import OPTIMIZERS
 from torch import Tensor, nn
 from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code

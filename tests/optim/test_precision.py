@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import OPTIMIZERS
-from exhaustive import each_once, exhaustive
-from guarded_runs import parts_of
-from machine_code import ARCHS, TARGETS, machine_code
+from support.checks.exhaustive import each_once, exhaustive
+from support.machines.machine_code import ARCHS, TARGETS, machine_code
+from support.oracles.guarded_runs import parts_of
+from support.programs.every_optimizer import OPTIMIZERS
+from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from user_optimizers import Counting
 
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from guarded_runs import parts_of
+from support.checks.exhaustive import exhaustive
+from support.oracles.guarded_runs import parts_of
 from torch import Tensor, nn
 
 import fxamp

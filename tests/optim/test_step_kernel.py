@@ -5,14 +5,14 @@ import re
 import numpy as np
 import pytest
 import torch
-from every_optimizer import ARGUMENTS, OPTIMIZERS
-from exhaustive import exhaustive
-from golden_text import assert_golden
-from guarded_runs import parts_of
-from machine_code import ARCHS, TARGETS, MachineCode, machine_code
 from step_kernels import SHAPES, by_eager_ops, prepared
+from support.checks.exhaustive import exhaustive
+from support.checks.golden_text import assert_golden
+from support.machines.machine_code import ARCHS, TARGETS, MachineCode, machine_code
+from support.oracles.guarded_runs import parts_of
+from support.programs.every_optimizer import ARGUMENTS, OPTIMIZERS
+from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
-from user_optimizers import Counting
 
 import fxamp
 from fxamp.kernels import Implementation, forced

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from beside import Beside
+from support.oracles.beside_threads import Beside
 from torch import nn
 
 import fxamp

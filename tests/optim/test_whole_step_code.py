@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from inductor_code import kernels, machine_code, printed_modules
+from support.machines.inductor_code import kernels, machine_code, printed_modules
 
 #: Prints the module of an optimizer's step for each of the given modes of Inductor.
 GENERATE = """

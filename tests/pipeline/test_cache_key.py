@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from oracle.gaps import NO_FAKE_KERNEL, UNSEEN, UNTRACED, names_dimensions, really_refused
 from oracle.observe import Observation, observe, observe_call
 from oracle.reference import expected
 from oracle.rewritten import rewritten
 from oracle.samples import SAMPLES, Variant, samples
+from support.checks.exhaustive import exhaustive
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.devices import DEVICES

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from inductor_code import generated, kernels, machine_code
+from support.machines.inductor_code import generated, kernels, machine_code
 
 PROGRAM = """
 import torch

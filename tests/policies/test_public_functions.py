@@ -8,11 +8,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from exhaustive import exhaustive
-from lacks import needs_chunked_loss
 from oracle.public_agreement import accepted, disagreements, policy_for
 from oracle.public_gaps import ACCEPTED
 from oracle.public_ops import calls
+from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_chunked_loss
 
 # Some functions are deprecated and say so.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from exhaustive import exhaustive
 from programs.border import BORDERS
 from programs.compare import differences
 from programs.program import Setting
@@ -12,6 +11,7 @@ from programs.search import draw
 from programs.statements import STATEMENTS
 from programs.strategy import Focus
 from programs.test_schedules import NORMED
+from support.checks.exhaustive import exhaustive
 
 #: Kinds that need a setting, or another kind.
 SETTINGS = {"recurrent": ("eager", "once"), "transform": ("ambient", "once"), "enable_grad": ("once", "policy")}

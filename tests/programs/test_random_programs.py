@@ -1,10 +1,10 @@
 """Random programs run through fxamp as they do under eager autocast, bit for bit."""
 
 import pytest
-from exhaustive import exhaustive
 from programs.search import Shrink, search
 from programs.statements import STATEMENTS
 from programs.strategy import Focus
+from support.checks.exhaustive import exhaustive
 
 #: Kinds that are known to go wrong.
 SWITCHED_OFF: frozenset[str] = frozenset()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
 from programs.compare import differences
 from programs.functions import Function
 from programs.program import Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, search
 from programs.strategy import Focus
+from support.checks.exhaustive import exhaustive
 from torch._dynamo import functional_export
 from torch._dynamo.backends import common
 from torch.fx import Interpreter

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
 from programs.compare import Refused, differences
 from programs.orders import random_order
 from programs.program import ALL, SCHEDULES, Declaration, Line, Program, Setting, Text
 from programs.search import Shrink, Tally
 from programs.strategy import Focus
 from programs.workers import Task, run_all
+from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp

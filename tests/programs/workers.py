@@ -11,9 +11,9 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from forked import PRELOADED
 from programs.search import Shrink, Tally
 from programs.strategy import Focus
+from support.machines.forked import PRELOADED
 
 #: Programs of one process: what torch keeps of each adds up.
 _MOST = 50

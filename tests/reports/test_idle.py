@@ -11,7 +11,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential

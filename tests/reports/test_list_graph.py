@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from golden_text import assert_golden
+from support.checks.golden_text import assert_golden
 from torch.fx import GraphModule
 
 import fxamp

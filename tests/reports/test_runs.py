@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Layer
+from support.programs.small_models import Layer
 from torch import Tensor, nn
 
 import fxamp

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from breaking_loops import REASON, Loops, loops
-from exhaustive import exhaustive
-from small_models import Layer
+from support.checks.exhaustive import exhaustive
+from support.programs.small_models import Layer
 from torch import Tensor, nn
 
 import fxamp

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from scaled_runs import named
+from support.oracles.scaled_runs import named
 from torch import Tensor, nn
 from torch.amp import custom_bwd, custom_fwd
 

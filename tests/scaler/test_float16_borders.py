@@ -21,7 +21,7 @@ from float16_stages import (
     loss_of,
     once,
 )
-from scaled_runs import assert_same_gradients, named
+from support.oracles.scaled_runs import assert_same_gradients, named
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
 from float16_stages import (
     LOWERINGS,
     STAGES,
@@ -18,7 +17,8 @@ from float16_stages import (
     forward,
     loss_of,
 )
-from scaled_runs import assert_same_gradients
+from support.checks.exhaustive import each_once
+from support.oracles.scaled_runs import assert_same_gradients
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import each_once
+from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from exhaustive import exhaustive
-from ranks import asked_by, on_ranks
-from scaled_runs import compile_scaled, make_scaler
+from support.checks.exhaustive import exhaustive
+from support.machines.ranks import asked_by, on_ranks
+from support.oracles.scaled_runs import compile_scaled, make_scaler
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh

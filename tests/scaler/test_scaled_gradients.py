@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from amp_examples import Matmul
-from exhaustive import each_once, exhaustive
-from scaled_runs import (
+from support.checks.exhaustive import each_once, exhaustive
+from support.oracles.scaled_runs import (
     SCALE,
     assert_same_gradients,
     by_fxamp,
@@ -18,6 +17,7 @@ from scaled_runs import (
     named,
     total,
 )
+from support.programs.amp_examples import Matmul
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint

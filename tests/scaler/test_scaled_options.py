@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scaled_runs import SCALE, leaf, make_scaler
+from support.oracles.scaled_runs import SCALE, leaf, make_scaler
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 

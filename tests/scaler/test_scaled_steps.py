@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from scaled_runs import compile_scaled, leaf, make_scaler
-from small_models import Layer
+from support.checks.exhaustive import exhaustive
+from support.oracles.scaled_runs import compile_scaled, leaf, make_scaler
+from support.programs.small_models import Layer
 from torch import Tensor, nn
 
 import fxamp

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, arguments_of_step
-from side_by_side import assert_same, snapshot
+from support.oracles.side_by_side import assert_same, snapshot
+from support.programs.every_optimizer import ARGUMENTS, OPTIMIZERS, SPARSE_ONLY, arguments_of_step
 from torch import Tensor
 
 from fxamp.scaler import GradScaler

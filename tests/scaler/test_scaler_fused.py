@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from lacks import needs_scaled_adagrad
-from side_by_side import SCALERS, Scaler, assert_same
+from support.machines.lacks import needs_scaled_adagrad
+from support.oracles.side_by_side import SCALERS, Scaler, assert_same
 
 from fxamp.scaler import GradScaler
 

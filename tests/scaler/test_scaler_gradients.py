@@ -4,7 +4,7 @@ from collections import namedtuple
 
 import pytest
 import torch
-from side_by_side import SCALERS, assert_same
+from support.oracles.side_by_side import SCALERS, assert_same
 from torch import Tensor, nn
 
 from fxamp.optim.gradients import Gradients

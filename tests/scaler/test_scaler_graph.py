@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from side_by_side import assert_same
+from support.oracles.side_by_side import assert_same
 from torch import Tensor
 
 from fxamp.errors import OptionError

@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from scaled_runs import compile_scaled, make_scaler
-from side_by_side import assert_same, snapshot
-from small_models import Perceptron
+from support.checks.exhaustive import exhaustive
+from support.oracles.scaled_runs import compile_scaled, make_scaler
+from support.oracles.side_by_side import assert_same, snapshot
+from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 
 import fxamp

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from side_by_side import SCALERS, Raised, Scaler, outcome
+from support.oracles.side_by_side import SCALERS, Raised, Scaler, outcome
 
 from fxamp.scaler import GradScaler
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from side_by_side import Raised, Scaler, assert_same, outcome
+from support.checks.exhaustive import exhaustive
+from support.oracles.side_by_side import Raised, Scaler, assert_same, outcome
 from torch import nn
 
 import fxamp

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from side_by_side import SCALERS, Scaler, assert_same, outcome
+from support.oracles.side_by_side import SCALERS, Scaler, assert_same, outcome
 
 OPTIMIZERS = 3
 BAD = (float("inf"), float("-inf"), float("nan"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from side_by_side import SCALERS, Scaler, assert_same
+from support.oracles.side_by_side import SCALERS, Scaler, assert_same
 from torch import nn
 
 from fxamp.errors import OptionError

@@ -9,8 +9,8 @@ from weakref import ref
 import pytest
 import torch
 import torch.distributed as dist
-from lacks import needs_gpu
-from late_copies import GPU, HOST, LateCopies
+from support.machines.lacks import needs_gpu
+from support.machines.late_copies import GPU, HOST, LateCopies
 from torch import Tensor
 
 import fxamp

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
-from small_models import Perceptron
+from support.machines.ranks import on_ranks
+from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

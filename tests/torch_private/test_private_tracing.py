@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from beside import Beside
+from support.oracles.beside_threads import Beside
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 

@@ -1,7 +1,7 @@
 """fastai: ``Learner.fit_one_cycle``, with schedules of rates and momenta, and an optimizer of its own."""
 
 import torch
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

@@ -3,7 +3,7 @@
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 library("gluonts.torch")

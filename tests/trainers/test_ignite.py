@@ -1,7 +1,7 @@
 """PyTorch-Ignite: its supervised trainer, with its own autocast."""
 
 import torch
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import Tensor, nn
 
 ignite = library("ignite.engine")

@@ -1,7 +1,7 @@
 """PyTorch Metric Learning: its trainer of an embedding on top of a trunk, with a miner and a triplet loss."""
 
 import torch
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

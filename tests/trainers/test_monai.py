@@ -1,7 +1,7 @@
 """MONAI: its supervised trainer of a U-Net with residual units, on volumes."""
 
 import torch
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 engines = library("monai.engines")

@@ -1,7 +1,7 @@
 """PyTorch Forecasting: N-BEATS, whose blocks share weights, on Lightning's Trainer, whose autocast has no cache."""
 
 import numpy as np
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 forecasting = library("pytorch_forecasting")

@@ -1,7 +1,7 @@
 """skorch: ``NeuralNetClassifier.fit``, which validates after each epoch."""
 
 import numpy as np
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import Tensor, nn
 
 skorch = library("skorch")

@@ -1,7 +1,7 @@
 """Stable-Baselines3: ``PPO.learn``, whose policy acts without gradients and learns with them."""
 
 import numpy as np
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 baselines = library("stable_baselines3")

@@ -1,7 +1,7 @@
 """pytorch-tabnet: ``TabNetClassifier.fit``, whose sparsemax is an autograd.Function that saves its output."""
 
 import numpy as np
-from three_ways import CAST_ONCE, Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import CAST_ONCE, Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 tabnet = library("pytorch_tabnet.tab_model")

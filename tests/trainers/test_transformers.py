@@ -1,7 +1,7 @@
 """transformers: the Trainer with ``bf16=True``, accumulation, clipping and a schedule; the adapters of peft."""
 
 import torch
-from three_ways import Variant, Way, assert_trains_alike, each_variant, library
+from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
 from torch import nn
 
 transformers = library("transformers")

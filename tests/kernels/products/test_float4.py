@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvfp4_beside import hadamard, of_tiles, quantized, spread
+from support.oracles.nvfp4_beside import hadamard, of_tiles, quantized, spread
 from torch import Tensor
 from torchao.prototype.mx_formats.kernels import f4_unpacked_to_f32, f32_to_f4_unpacked, pack_uint4, unpack_uint4
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_layouts import require_gpu_layouts
-from mxfp8_beside import RECIPES, converted, linear_reference, quantized
+from support.machines.gpu_layouts import require_gpu_layouts
+from support.oracles.mxfp8_beside import RECIPES, converted, linear_reference, quantized
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

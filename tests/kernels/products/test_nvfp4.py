@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_layouts import require_gpu_layouts
-from nvfp4_beside import RECIPES, dequantized, of_tiles, quantized, spread
+from support.machines.gpu_layouts import require_gpu_layouts
+from support.oracles.nvfp4_beside import RECIPES, dequantized, of_tiles, quantized, spread
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -4,11 +4,11 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import experts_beside
 import pytest
 import torch
-from gpu_layouts import require_gpu_layouts
-from mxfp8_beside import RECIPES as MXFP8
+from support.machines.gpu_layouts import require_gpu_layouts
+from support.oracles import experts_beside
+from support.oracles.mxfp8_beside import RECIPES as MXFP8
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_layouts import GpuLayouts
-from lacks import needs_rowwise_products
+from support.machines.gpu_layouts import GpuLayouts
+from support.machines.lacks import needs_rowwise_products
+from support.oracles.torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8, multiplied
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8, multiplied
 
 from fxamp.errors import MachineError
 from fxamp.kernels.products import scaled_linear as product

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from backward_graphs import backward_graph, mode_of
-from golden_text import assert_golden
+from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch.fx import GraphModule
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from backward_graphs import backward_graph
-from golden_text import assert_golden
+from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch.fx import GraphModule
 

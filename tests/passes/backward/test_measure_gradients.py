@@ -3,7 +3,7 @@
 import pytest
 import torch
 from backward_graphs import backward_graph, mode_of
-from bench_graph import golden_pass
+from support.checks.bench_graph import golden_pass
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bench_graph import golden_pass
+from support.checks.bench_graph import golden_pass
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from backward_graphs import backward_graph, mode_of
-from bench_graph import golden_pass
-from golden_text import assert_golden
+from support.checks.bench_graph import golden_pass
+from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch.fx import GraphModule
 

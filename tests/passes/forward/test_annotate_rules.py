@@ -1,6 +1,6 @@
 import pytest
 import torch
-from bench_graph import policy, workbench
+from support.checks.bench_graph import policy, workbench
 
 from fxamp.errors import BannedOpError
 from fxamp.graph import op_name

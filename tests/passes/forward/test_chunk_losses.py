@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import Workbench, policy, workbench
-from exhaustive import each_once, exhaustive
+from support.checks.bench_graph import Workbench, policy, workbench
+from support.checks.exhaustive import each_once, exhaustive
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F

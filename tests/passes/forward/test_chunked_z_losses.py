@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import Workbench, policy, workbench
-from exhaustive import exhaustive
+from support.checks.bench_graph import Workbench, policy, workbench
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn import functional as F
 

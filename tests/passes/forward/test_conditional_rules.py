@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import policy, workbench
+from support.checks.bench_graph import policy, workbench
 from torch import nn
 
 from fxamp import Policy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import Workbench, policy, workbench
+from support.checks.bench_graph import Workbench, policy, workbench
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bench_graph import policy, workbench
+from support.checks.bench_graph import policy, workbench
 from torch.fx.experimental import proxy_tensor
 
 from fxamp.graph import is_composite

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import Workbench, policy, workbench
-from exhaustive import exhaustive
-from lacks import needs_rowwise_products
+from support.checks.bench_graph import Workbench, policy, workbench
+from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_rowwise_products
+from support.oracles.torchao_beside import RECIPES, autocast, converted, multiplied
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchao_beside import RECIPES, autocast, converted, multiplied
 
 import fxamp
 from fxamp.graph import all_nodes

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import policy, workbench
+from support.checks.bench_graph import policy, workbench
 
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.insert_casts import InsertCasts

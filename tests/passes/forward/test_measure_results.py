@@ -1,7 +1,7 @@
 """The pass measure-results on tiny captured graphs."""
 
 import torch
-from bench_graph import workbench
+from support.checks.bench_graph import workbench
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

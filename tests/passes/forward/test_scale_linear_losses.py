@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import Workbench, policy, workbench
-from exhaustive import each_once
-from lacks import needs_chunked_loss
+from support.checks.bench_graph import Workbench, policy, workbench
+from support.checks.exhaustive import each_once
+from support.machines.lacks import needs_chunked_loss
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from bench_graph import Workbench, policy, workbench
+from support.checks.bench_graph import Workbench, policy, workbench
 
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.drop_regions import DropRegions

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden_text import assert_golden
+from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden_text import assert_golden
+from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from every_optimizer import ARGUMENTS, OPTIMIZERS, Make
-from exhaustive import exhaustive
-from guarded_runs import SCENARIOS, Training, compilations, on_device
+from support.checks.exhaustive import exhaustive
+from support.oracles.guarded_runs import SCENARIOS, Training, compilations, on_device
+from support.programs.every_optimizer import ARGUMENTS, OPTIMIZERS, Make
+from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
-from user_optimizers import Counting
 
 from fxamp.capture import Captured
 from fxamp.optim.programs.lowering import StepOptions

@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from bench_graph import golden_pass
-from every_optimizer import OPTIMIZERS
-from guarded_runs import SCENARIOS, Training, on_device, parts_of
+from support.checks.bench_graph import golden_pass
+from support.oracles.guarded_runs import SCENARIOS, Training, on_device, parts_of
+from support.programs.every_optimizer import OPTIMIZERS
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_graph import golden_pass
+from support.checks.bench_graph import golden_pass
 from torch import nn
 
 from fxamp.capture import Captured

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bench_graph import golden_pass
+from support.checks.bench_graph import golden_pass
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 

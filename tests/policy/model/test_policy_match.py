@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pretended_gpus import PretendedGpus
+from support.machines.simulated_gpus import PretendedGpus
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.backend import policy_choice, policy_in_force

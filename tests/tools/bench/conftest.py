@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from cost_counting import Counting
+from support.checks.cost_counting import Counting
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """All that ``fxamp-bench check`` checks on a GPU, one by one and in this process."""
 
 import pytest
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 
 from fxamp.tools.bench.check.check_line import OK, SKIPPED
 from fxamp.tools.bench.check.checks import checks, run_check

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cost_counting import Counting
-from generated_bytes import generated_bytes
-from inductor_code import generated, printed_modules
-from lacks import needs_compiler
+from support.checks.cost_counting import Counting
+from support.checks.generated_bytes import generated_bytes
+from support.machines.inductor_code import generated, printed_modules
+from support.machines.lacks import needs_compiler
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench.command import main
 from fxamp.tools.bench.cost import policies as module

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import ForkedWorker
+from support.machines.forked import ForkedWorker
 
 import fxamp
 from fxamp.tools.bench import command as bench

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost_counting import Counting
-from exhaustive import exhaustive
+from support.checks.cost_counting import Counting
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.hooks import prepare_torch
 from fxamp.tools.bench.cost.process import count

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from cost_counting import Counting
-from exhaustive import exhaustive
-from inductor_code import generated, kernels, machine_code
+from support.checks.cost_counting import Counting
+from support.checks.exhaustive import exhaustive
+from support.machines.inductor_code import generated, kernels, machine_code
 
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.row import row

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cost_counting import Counting
+from support.checks.cost_counting import Counting
 
 from fxamp.tools.bench.cost.count import HOST_COPY, Access, Count, Kernel
 from fxamp.tools.bench.cost.row import Rates, extrapolated, row

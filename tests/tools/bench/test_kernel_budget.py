@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 
 pytest.importorskip("triton", reason="machine code needs triton's compiler")
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from cost_counting import Counting
-from exhaustive import exhaustive
+from support.checks.cost_counting import Counting
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.workload import Way, Workload
 

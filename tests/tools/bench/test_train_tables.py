@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from commands import mistake
+from support.checks.commands import mistake
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.models import EVERY

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import Main, mistake
-from lacks import needs_triton
-from show_samples import gpt
+from support.checks.commands import Main, mistake
+from support.machines.lacks import needs_triton
+from support.programs.show_samples import gpt
 
 from fxamp.graph_text import Document
 from fxamp.tools.bench import command as bench

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from lacks import needs_gpu
+from support.machines.lacks import needs_gpu
 
 from fxamp.tools.common.cuda_syncs import cuda_syncs, no_cuda_syncs
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from exhaustive import exhaustive
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.common.command_line import FAULT, guarded

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from show_samples import document, gpt
+from support.programs.show_samples import document, gpt
 
 from fxamp.graph_text.write import write_listing
 from fxamp.tools.show.json_format import to_json

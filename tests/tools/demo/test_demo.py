@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from lacks import needs_gpus
+from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_gpus
 
 from fxamp.errors import FxampError
 from fxamp.optim.precision.packed_tensor import PackedTensor

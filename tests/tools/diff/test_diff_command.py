@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from exhaustive import exhaustive
-from golden_text import assert_golden
+from support.checks.exhaustive import exhaustive
+from support.checks.golden_text import assert_golden
 
 from fxamp.policy import Policy
 from fxamp.policy.file.shipped import variant_names

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from show_dumps import Conv, Gpt, Mlp, rows
+from support.programs.show_dumps import Conv, Gpt, Mlp, rows
 
 from fxamp.capture import capture
 from fxamp.capture.dynamo import trace

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from show_dumps import rows
+from support.programs.show_dumps import rows
 
 from fxamp.errors import ListingError
 from fxamp.tools.inputs.load import Request, load

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from show_dumps import rows
+from support.programs.show_dumps import rows
 from torch._dynamo.repro.after_aot import save_graph_repro
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx

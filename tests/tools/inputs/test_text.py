@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from show_dumps import POLICY, Attention, Branches, Conv, Custom, Gpt, Mlp, dumped, rows
+from support.checks.exhaustive import exhaustive
+from support.programs.show_dumps import POLICY, Attention, Branches, Conv, Custom, Gpt, Mlp, dumped, rows
 
 from fxamp.errors import ListingError, OptionError, PolicyError
 from fxamp.graph_text import Listing

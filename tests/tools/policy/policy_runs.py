@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from support.checks.commands import run_command
 
 from fxamp.tools.policy.command import main
 

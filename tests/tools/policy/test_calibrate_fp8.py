@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.oracles.torchao_beside import multiplied
 from torch import Tensor
 from torch.fx import Graph
 from torch.utils._python_dispatch import TorchDispatchMode
-from torchao_beside import multiplied
 
 import fxamp
 from fxamp.kernels.products import float4, scaled_experts, scaled_linear

@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from commands import mistake
 from policy_runs import run, written
+from support.checks.commands import mistake
 
 from fxamp.errors import OptionError
 from fxamp.policy import Policy

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from small_models import mixture
+from support.programs.small_models import mixture
 from torch import nn
 
 from fxamp.policy import Policy, variant_names

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from exhaustive import exhaustive
 from policy_runs import written
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.fit.errors import Measuring

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from exhaustive import exhaustive
-from golden_text import assert_golden
-from show_samples import MINE, cast, gpt, input_entry, op, plain, tensor
+from support.checks.exhaustive import exhaustive
+from support.checks.golden_text import assert_golden
+from support.programs.show_samples import MINE, cast, gpt, input_entry, op, plain, tensor
 from torch import nn
 from torch.nn import functional
 

@@ -13,7 +13,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
-from show_samples import document, input_entry, op, plain
+from support.programs.show_samples import document, input_entry, op, plain
 
 from fxamp.graph_text import Document, Listing
 from fxamp.tools.show.command import main

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
-from show_samples import FOLLOWS, NORMS, PRODUCTS, cast, input_entry, line, op, tensor
+from support.programs.show_samples import FOLLOWS, NORMS, PRODUCTS, cast, input_entry, line, op, tensor
 
 from fxamp.graph_text import Document, Entry, KeptValue, Listing
 from fxamp.tools.common.numbered_rows import glob

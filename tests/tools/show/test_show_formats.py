@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from show_samples import document, gpt, plain, tensor
+from support.programs.show_samples import document, gpt, plain, tensor
 
 from fxamp.errors import ListingError
 from fxamp.graph_text import Document, Entry, KeptValue, Listing, RuleRef, Source

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from show_samples import gpt
+from support.programs.show_samples import gpt
 
 from fxamp.graph_text import Document, KeptValue, Listing, Source
 from fxamp.tools.show.html import SCRIPTS, html_page

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from show_dumps import Attention, Gpt, Mlp
+from support.programs.show_dumps import Attention, Gpt, Mlp
 from torch.fx import GraphModule
 
 from fxamp.policy import Policy

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from golden_text import assert_golden
-from show_samples import cast, document, gpt, input_entry, op, plain
+from support.checks.golden_text import assert_golden
+from support.programs.show_samples import cast, document, gpt, input_entry, op, plain
 
 from fxamp.errors import OptionError
 from fxamp.graph_text import Document, Entry, Listing

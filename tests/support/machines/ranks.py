@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from forked import preload
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.multiprocessing import start_processes
+
+from support.machines.forked import preload
 
 
 def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> list[Any]:

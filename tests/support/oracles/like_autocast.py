@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from scaled_runs import fresh, named
 from torch.utils import _pytree as pytree
+
+from support.oracles.scaled_runs import fresh, named
 
 
 def leaf(*shape: int) -> torch.Tensor:

@@ -61,9 +61,10 @@ def kernels(module: str) -> list[tuple[str, str]]:
 def machine_code(name: str, text: str, folder: Path, target: str = "sm_90") -> bytes:
     """The kernel as Inductor would compile it for a target of :data:`machine_code.TARGETS`."""
     triton = pytest.importorskip("triton", reason="machine code needs triton's compiler")
-    from machine_code import TARGETS
     from torch._inductor.runtime import triton_helpers, triton_heuristics
     from triton.compiler import ASTSource
+
+    from support.machines.machine_code import TARGETS
 
     messages: dict[str, Any] = {}
 

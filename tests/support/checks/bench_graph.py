@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from golden_text import assert_golden
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured, capture
@@ -15,6 +14,7 @@ from fxamp.passes.base import CastContext, Context, Pass
 from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
 from fxamp.reports import PassRecord
+from support.checks.golden_text import assert_golden
 
 RULES = (
     Rule("products", Category.LOWER_PRECISION_FP, ("mm", "bmm", "linear")),

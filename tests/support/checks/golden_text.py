@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[2] / "golden"
 
 
 def assert_golden(name: str, text: str) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from mxfp8_beside import mode
 from torch import Tensor
+
+from support.oracles.mxfp8_beside import mode
 
 grouped_mm = pytest.importorskip(
     "torchao.prototype.moe_training.mxfp8_grouped_mm", reason="this torchao has no groups", exc_type=ImportError

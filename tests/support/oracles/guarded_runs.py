@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from every_optimizer import Make, arguments_of_step
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxamp
 from fxamp.optim import GuardedStep, guarded
+from support.programs.every_optimizer import Make, arguments_of_step
 
 INF = float("inf")
 SHAPES = ((4, 3), (2, 5), (3, 3))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from lacks import needs_fnuz_products, needs_rowwise_products
 from torch import nn
 
 from fxamp.capture.autocast_state import autocast_state
+from support.machines.lacks import needs_fnuz_products, needs_rowwise_products
 
 float8 = pytest.importorskip(
     "torchao.float8", reason="torchao is not installed, or not for this torch", exc_type=ImportError

@@ -1,0 +1,1 @@
+"""How results are checked: golden texts, one pass on a tiny graph, counted costs, commands."""

@@ -1,0 +1,1 @@
+"""Machines: what one lacks, GPUs that are simulated, machine code, forked processes and ranks."""

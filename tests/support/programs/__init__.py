@@ -1,0 +1,1 @@
+"""What is trained and inspected: small models, autograd.Functions, optimizers, listings."""
