@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured
-from fxamp.graph import mode_of
+from fxamp.graph import all_nodes, is_wrapper, mode_of
 from fxamp.nonfinite.eager_backward import watch_backward
 from fxamp.nonfinite.flow import Flow, flow_of
 from fxamp.nonfinite.monitor import Monitor
@@ -21,6 +21,7 @@ from fxamp.passes.forward.measure_results import MeasureResults
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.reports.list_graph import list_graph
+from fxamp.reports.warnings import Example, warn_once
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Watching(Participant):
     def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
         """Measure the values of the graph."""
         listing = list_graph(graph.module)
+        _warn_unmeasured(graph.module)
         run_passes(graph, Context(graph.mode), MeasureResults())
         parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
         self.monitor.forward = flow_of(graph.module, listing, parameters)
@@ -83,3 +85,16 @@ class Watching(Participant):
     def _take(self, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
         if not isinstance(numbers, FakeTensor):
             self.monitor.take(flow, numbers, backward)
+
+
+def _warn_unmeasured(gm: GraphModule) -> None:
+    """Log which tensors of ``gm`` are made of others, such as DTensors: they are not measured in a forward."""
+    wrappers = [type(value) for node in all_nodes(gm) if is_wrapper(value := node.meta.get("val"))]
+    if wrappers:
+        warn_once(
+            __name__,
+            "option 'nonfinite' measures no %s in a forward: %s of a graph are passed over; their gradients are "
+            "measured where AOTAutograd compiles the backward; accepted: to_local() or full_tensor() before an op",
+            " or ".join(sorted({wrapper.__name__ for wrapper in wrappers})),
+            Example(f"{len(wrappers)} values"),
+        )
