@@ -53,6 +53,7 @@ HERE = {
     "torch._C._TorchDispatchModeKey": ">=2.11",
     "torch._C._autograd._get_current_graph_task_keep_graph": ">=2.11",
     "torch._C._autograd._saved_tensors_hooks_set_tracing": ">=2.11",
+    "torch._C._autograd._unsafe_set_version_counter": ">=2.11",
     "torch._C._current_autograd_node": ">=2.11",
     "torch._C._current_graph_task_id": ">=2.11",
     "torch._C._dispatch_get_all_op_names": ">=2.11",

@@ -73,3 +73,12 @@ def test_a_wrapped_tensor_gives_the_one_inside_of_all_transforms() -> None:
     torch.vmap(torch.func.grad(inner))(x)
     assert [(tuple(shape), tuple(inside.shape)) for shape, inside in seen] == [((3,), (2, 3))]
     assert private.outside_transforms(x) is x
+
+
+def test_versions_are_set_for_each_tensor_and_its_views() -> None:
+    first, second = torch.zeros(2), torch.zeros(3)
+    view = first[:1]
+    private.set_version([first, second], 1000)
+    assert [tensor._version for tensor in (first, second, view)] == [1000, 1000, 1000]
+    second.add_(1)
+    assert (first._version, second._version) == (1000, 1001)
