@@ -37,7 +37,7 @@ from fxamp.torch_private.parts.inductor import CustomPartitionerFn, compile_fx
 #: that it is made of, what the kernel before could have written.
 _WITH_8_BITS = {"realize_opcount_threshold": 60}
 
-#: The same where products have operands of 4 bits, in both directions. Rounding a value to 4 bits by chance has about a
+#: The same where products have operands of 4 bits, in both directions. Stochastic rounding to 4 bits takes about a
 #: hundred ops, and what Inductor would write on the way has eight times the bytes of the result.
 _WITH_4_BITS = {"realize_opcount_threshold": 300}
 

@@ -6,7 +6,7 @@
 
     compile_optimizer(optimizer)                          the same for optimizer.step(), without a scaler
 
-``fxamp/optim/README.md`` names the rooms, and draws the road of a step from file to file.
+``fxamp/optim/README.md`` lists the folders, and draws the way of a step from file to file.
 """
 
 from fxamp.optim.bound_step import BoundStep, Factors, has_pre_hooks

@@ -17,13 +17,13 @@ graph's check counts only while ``.grad`` is the tensor that the graph checked, 
 checked again. The flag of a gradient that belongs to no parameter (an activation's, a leaf input's) counts for every
 optimizer. Flags are kept until ``update``.
 
-Three rooms, each of which knows only those below it, and ``scale``, the scale's arithmetic:
+Three folders, each of which imports only those below it, and ``scale``, the scale's arithmetic:
 
     torch_contract    torch.amp.GradScaler's contract: the class, the check of gradients, who runs a step
     graphs            compiled graphs: their backwards scale, unscale and check inside, and report flags
     outside_graphs    float16 outside of graphs: the walk from a scaled loss, and what cannot be followed
 
-``fxamp/scaler/README.md`` draws the road of a step.
+``fxamp/scaler/README.md`` draws the way of a step.
 """
 
 from fxamp.scaler.torch_contract.grad_scaler import GradScaler

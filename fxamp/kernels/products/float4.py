@@ -4,7 +4,7 @@ A code is a sign, two bits of exponent and one of mantissa (e2m1): 0, 0.5, 1, 1.
 the low half of its byte. A block's scale is float8_e4m3fn, relative to a float32 scale of the tensor with which the
 largest block's is 448. Quotients are computed in float64, so that compilers and eager mode round them alike.
 
-Rounding by chance keeps the mean of a value, but for the largest of a block whose scale was rounded down: it is cut to
+Stochastic rounding keeps the mean of a value, but for the largest of a block whose scale was rounded down: it is cut to
 6 times that, by up to a sixteenth, as in torchao and in the recipe's paper.
 
 Random bits are a hash of the element's index and of a key, which the device's default generator draws once for a

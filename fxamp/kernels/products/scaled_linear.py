@@ -6,7 +6,7 @@ that compute the values, and decides what is kept for the backward. Its recipes 
 1. The operands are quantized as the recipe says (``quantize``). Sums over rows are padded with zeros.
 2. The backward casts weights again, so that no 8-bit copies of them are kept (pytorch #141881).
 3. A second derivative raises: products of rounded values have none.
-4. Gradients in 4 bits are rounded by chance: by ``torch.manual_seed``, see ``float4``.
+4. Gradients in 4 bits are rounded stochastically: by ``torch.manual_seed``, see ``float4``.
 """
 
 from typing import Any

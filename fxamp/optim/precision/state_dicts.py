@@ -13,7 +13,7 @@ from fxamp.passes.step.pack_state import COUNT
 def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
     """Return one owner's entry, with its step counter where an eager step keeps it.
 
-    The count of steps that rounded by chance becomes a number, because optimizers convert loaded tensors to the
+    The count of steps that rounded stochastically becomes a number, because optimizers convert loaded tensors to the
     parameter's dtype.
 
     Args:

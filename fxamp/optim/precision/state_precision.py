@@ -112,7 +112,7 @@ def packed_state(
 
 
 def _rounds_by_chance(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
-    """Whether the step rounds by chance what it writes to a parameter or to its state."""
+    """Whether the step rounds stochastically what it writes to a parameter or to its state."""
     if table.rounding != "stochastic":
         return False
     written = [value for name, value in entry.items() if isinstance(value, Tensor) and name != COMPENSATION]

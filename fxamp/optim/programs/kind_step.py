@@ -114,7 +114,7 @@ class KindStep:
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
-        streams: for each member, 0-dim int32 on its device; none if nothing is rounded by chance.
+        streams: for each member, 0-dim int32 on its device; none if nothing is rounded stochastically.
     """
 
     uses: tuple[ProgramUse, ...]

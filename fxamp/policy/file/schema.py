@@ -30,7 +30,7 @@ TABLE = Kind("a table", (dict,))
 TABLES_IN_LIST = Kind("a list of tables, each [[rule]]", (list,), items=(dict,))
 
 FILE_KEYS = {
-    "extends": Key(STRINGS, "Files that are read first, in this order; what is said later wins."),
+    "extends": Key(STRINGS, "Files that are read first, in this order; later ones win."),
     "match": Key(TABLE, "Where the policy holds."),
     "lower_precision_fp": Key(STRING, "The 16-bit dtype.", ACCEPTED_VALUES["lower_precision_fp"]),
     "unlisted": Key(STRING, "What ops do that no rule covers.", ACCEPTED_VALUES["unlisted"]),
