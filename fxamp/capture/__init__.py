@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -14,7 +15,7 @@ from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.lower import lower
 from fxamp.capture.regions import VERBATIM
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
@@ -73,11 +74,26 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
         hook = gradient_hook(node)
         for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
-                body.replace(_lower_tree(body.module, _values(body.operands, mode), mode))
+                body.replace(_with_numbers(_lower_tree(body.module, _values(body.operands, mode), mode)))
         function = autograd_function(node)
         if function is not None:
             _lower_function(node, function, mode)
     return lowered
+
+
+def _with_numbers(body: GraphModule) -> GraphModule:
+    """Return ``body``, in which ops make its constants of one element: AOTAutograd takes none in branches."""
+    for node in body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default):
+        source = node.args[0]
+        constant = attribute(body, str(source.target)) if source.op == "get_attr" else None
+        if isinstance(constant, torch.Tensor) and not constant.dim() and fake_mode_of(constant) is None:
+            node.target = torch.ops.aten.full.default
+            node.args = ([], constant.item())
+            node.kwargs = {"dtype": constant.dtype, "device": constant.device}
+            if not source.users:
+                body.graph.erase_node(source)
+    body.recompile()
+    return body
 
 
 def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
