@@ -5,6 +5,7 @@ from importlib import import_module
 
 import pytest
 import torch
+from support.machines.lacks import needs_gradient_hooks
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
 from torch.nn.functional import linear
@@ -80,7 +81,10 @@ def on_view(x: Tensor, w: Tensor) -> Tensor:
     return part.relu().sum() + h.sum()
 
 
-PROGRAMS = (before_uses, after_uses, between_uses, several, reading, silent, in_checkpoint, in_region, on_view)
+PROGRAMS = (
+    *(before_uses, after_uses, between_uses, silent, in_checkpoint, in_region, on_view),
+    *(pytest.param(program, marks=needs_gradient_hooks) for program in (several, reading)),
+)
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
@@ -115,6 +119,7 @@ def test_rewrite_keeps_a_hook() -> None:
     assert all(map(torch.equal, *gradients))
 
 
+@needs_gradient_hooks
 def test_a_hook_on_a_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the hook on a cast of the value, uses before would not see it."""
     for module in (
