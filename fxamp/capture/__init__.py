@@ -83,7 +83,8 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
 
 def _with_numbers(body: GraphModule) -> GraphModule:
     """Return ``body``, in which ops make its constants of one element: AOTAutograd takes none in branches."""
-    for node in body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default):
+    copies = body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default)
+    for node in copies:
         source = node.args[0]
         constant = attribute(body, str(source.target)) if source.op == "get_attr" else None
         if isinstance(constant, torch.Tensor) and not constant.dim() and fake_mode_of(constant) is None:
@@ -92,7 +93,8 @@ def _with_numbers(body: GraphModule) -> GraphModule:
             node.kwargs = {"dtype": constant.dtype, "device": constant.device}
             if not source.users:
                 body.graph.erase_node(source)
-    body.recompile()
+    if copies:
+        body.recompile()
     return body
 
 

@@ -30,15 +30,15 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
     if a pass fails or breaks its contract. Errors meant for the user (BannedOpError) are not wrapped.
     """
     records: list[PassRecord] = []
-    captured_calls = _calls(captured.module)
+    calls = captured_calls = _calls(captured.module)
     for step in PassSequence("all", passes).steps:
         start = time.perf_counter()
         with dropped_sizes(captured.mode.shape_env), without_saved_tensors_hooks():
-            result = _run(step, captured.module, context, [record.name for record in records])
+            result, calls = _run(step, captured.module, context, [record.name for record in records], calls)
         seconds = time.perf_counter() - start
         records.append(PassRecord(step.name, seconds, result.modified, result.counts))
         log.debug("%s: %d changes in %.1f ms", step.name, result.modified, 1e3 * seconds)
-    if _differ(captured_calls, _calls(captured.module)):
+    if _differ(captured_calls, calls):
         for graph in all_graphs(captured.module):
             graph.recompile()
     return records
@@ -56,14 +56,17 @@ def run_traced(gm: GraphModule, policy: Policy, *passes: Pass[CastContext]) -> N
         run_passes(Captured(gm, mode), CastContext(mode, policy), *passes)
 
 
-def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[str]) -> Result:
+def _run(
+    step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[str], calls: list[object]
+) -> tuple[Result, list[object]]:
+    """Run one pass by its contract; return its result, and the calls after it. ``calls``: those before."""
     missing = step.requires(gm, context)
     if missing is not None:
         raise PassError(_message(step, f"cannot run: {missing}", None, before))
     try:
-        calls = _calls(gm)
         result = _traced(step, gm, context) if isinstance(step, TracedPass) else step.run(gm, context)
-        if _differ(calls, _calls(gm)):
+        after = _calls(gm)
+        if _differ(calls, after):
             verify(gm)
     except FxampError:
         raise
@@ -72,7 +75,7 @@ def _run(step: Pass[ContextT], gm: GraphModule, context: ContextT, before: list[
     broken = step.ensures(gm, context)
     if broken is not None:
         raise PassError(_message(step, f"broke its promise: {broken}", None, before))
-    return result
+    return result, after
 
 
 def _traced(step: TracedPass[ContextT], gm: GraphModule, context: ContextT) -> Result:

@@ -55,7 +55,8 @@ class MeasureGradients(TracedPass[Context]):
             if overflows or (placed and (node in returned or is_measured(node))):
                 known.add(node)
                 source = node if node.op == "placeholder" else in_shape_read(node)
-                with gm.graph.inserting_before(_reader(node) if node.op == "placeholder" else source.next):
+                reader = min(node.users, default=output)
+                with gm.graph.inserting_before(reader if node.op == "placeholder" else source.next):
                     names.append(node.name)
                     parts.append(writer.magnitude(source))
         writer.add_output(gm, names, parts)
@@ -63,12 +64,6 @@ class MeasureGradients(TracedPass[Context]):
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         return None if MEASURED in graph_output(gm.graph).meta else "nothing says what is measured"
-
-
-def _reader(node: Node) -> Node:
-    """Return the first node that reads the input ``node``, or the output."""
-    nodes: list[Node] = list(node.graph.nodes)
-    return next(other for other in nodes if other in node.users or other.op == "output")
 
 
 def _leaves_op(node: Node) -> bool:

@@ -108,19 +108,18 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
 
 def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     """Return what is measured for each node, itself or a view of it, and the node before which it is (1, 4)."""
-    order = {node: at for at, node in enumerate(gm.graph.nodes)}
-    first = next(node for node in order if node.op != "placeholder")
+    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     depth, outside, aliases = 0, set[Node](), AliasSets(gm.graph)
-    for node in order:
+    for node in gm.graph.nodes:
         depth += nesting_change(node.target)
         if not depth:
             outside.add(node)
     places = {}
-    for node in order:
+    for node in gm.graph.nodes:
         source, place = node, first if node.op == "placeholder" else node.next
         if not aliases.mutated(node):
             if node.op in ("placeholder", "get_attr"):
-                readers = sorted(node.users, key=order.__getitem__) or [first]
+                readers = sorted(node.users) or [first]
                 near = next(filter(is_conversion, readers), readers[0])
                 place = near if near in outside else place
             else:

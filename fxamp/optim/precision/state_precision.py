@@ -105,13 +105,13 @@ def packed_state(
         parameter = layout.parameters[at]
         if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
             packed[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
-        if _rounds_by_chance(table, parameter, {**entry, **packed[parameter]}) and not _is_count(entry, parameter):
+        if _rounds_stochastically(table, parameter, {**entry, **packed[parameter]}) and not _is_count(entry, parameter):
             count = torch.as_tensor(entry.get(COUNT, 0)).to(torch.int32)
             packed[parameter][COUNT] = moved(count, parameter.device, copy=True)
     return {owner: entry for owner, entry in packed.items() if entry}
 
 
-def _rounds_by_chance(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
+def _rounds_stochastically(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
     """Whether the step rounds stochastically what it writes to a parameter or to its state."""
     if table.rounding != "stochastic":
         return False

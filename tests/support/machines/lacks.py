@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fxamp.errors import OptionError
+from fxamp.policy.model.comparisons import holds
 from fxamp.tools.bench.cost.hooks import compiler
 
 
@@ -62,19 +63,15 @@ needs_quick_fp8_products = pytest.mark.skipif(
     not _multiplies(torch.float8_e4m3fnuz), reason="each product in 8 bits takes a tenth of a second on this CPU"
 )
 
-
-def _older_than(*version: int) -> bool:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) < version
-
+_BEFORE_2_12, _BEFORE_2_13 = (holds(condition, torch.__version__) for condition in ("<2.12", "<2.13"))
 
 #: fxamp refuses such Functions there.
 needs_writes_in_functions = pytest.mark.skipif(
-    _older_than(2, 12), reason="torch.compile of this torch loses the gradient of a Function that writes to its result"
+    _BEFORE_2_12, reason="torch.compile of this torch loses the gradient of a Function that writes to its result"
 )
 needs_gradients_of_one_tensor = pytest.mark.skipif(
-    _older_than(2, 13), reason="torch.compile of this torch loses a gradient of a Function that gets one tensor twice"
+    _BEFORE_2_13, reason="torch.compile of this torch loses a gradient of a Function that gets one tensor twice"
 )
 needs_gradient_hooks = pytest.mark.skipif(
-    _older_than(2, 13),
-    reason="torch.compile of this torch misplaces a second hook, and one that reads inputs",
+    _BEFORE_2_13, reason="torch.compile of this torch misplaces a second hook, and one that reads inputs"
 )
