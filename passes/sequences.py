@@ -49,7 +49,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
 PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(), OverlapCopies()))
 
 #: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
-#: drop-unread-results, cast-backward, scale-backward. Rules for kept values run theirs around the partition:
+#: drop-unused-results, cast-backward, scale-backward. Rules for kept values run theirs around the partition:
 #: mark-recomputed on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
 BACKWARD: PassSequence[CastContext] = PassSequence(
     "backward", (RealizeCasts(), RealizeSums(), AddInPlace(), OverlapCopies())

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
-import pretended_cpu
 import pytest
+import simulated_cpu
 
 #: The examples are the same in every run, and no example is too slow. ``--hypothesis-profile=explore`` draws others.
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
@@ -20,7 +20,7 @@ MOST_PROCESSES = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cpu", choices=list(pretended_cpu.CPUS), help="pretend a CPU with bfloat16 units, or without")
+    parser.addoption("--cpu", choices=list(simulated_cpu.CPUS), help="simulate a CPU with bfloat16 units, or without")
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
 
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    """Pretend the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
+    """Simulate the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
 
     Four things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
     torch once more. Vector instructions double the time of the C++ compiler; the exhaustive tests compile with them.
@@ -62,10 +62,10 @@ def _prepare(config: pytest.Config) -> None:
     torch._logging._internal._init_logs()
     torch._logging._internal.trace_log.propagate = True
     if config.getoption("cpu"):
-        folder = str(Path(pretended_cpu.__file__).parent)
-        os.environ[pretended_cpu.VARIABLE] = config.getoption("cpu")
+        folder = str(Path(simulated_cpu.__file__).parent)
+        os.environ[simulated_cpu.VARIABLE] = config.getoption("cpu")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-    pretended_cpu.pretend()
+    simulated_cpu.simulate()
     torchvision_ops.define_missing_ops()
 
 

@@ -86,8 +86,8 @@ def products(graph: CastGraph) -> Products:
 
 
 def _in_16_bits(node: Node) -> bool:
-    ruling = decision(node)
-    rule = None if ruling is None else ruling.rule
+    decided = decision(node)
+    rule = None if decided is None else decided.rule
     return isinstance(rule, CastRule) and rule.cast is Category.LOWER_PRECISION_FP
 
 

@@ -9,9 +9,9 @@ from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
 from fxamp.backend.backward_steps import BackwardSteps
-from fxamp.backend.kept_rules import KeptRules
+from fxamp.backend.keep_rules import KeepRules
 from fxamp.backend.options import Options
-from fxamp.backend.unread_results import UnreadResults, may_be_unread
+from fxamp.backend.unused_results import UnusedResults, may_be_unused
 from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.capture import Captured
 from fxamp.graph_text import KeptValue
@@ -63,10 +63,10 @@ class Participants:
 
     def with_late_backward(self) -> "Participants":
         """Return these, with the backward compiled when it first runs, as a stored one must be."""
-        late = any(isinstance(member, UnreadResults) for member in self.members)
+        late = any(isinstance(member, UnusedResults) for member in self.members)
         if late or self.policy is None:
             return self
-        return replace(self, members=(UnreadResults(self.policy, expected=False), *self.members))
+        return replace(self, members=(UnusedResults(self.policy, expected=False), *self.members))
 
     def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
         """Change the captured graph with its casts, for ``inputs``."""
@@ -141,9 +141,9 @@ def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) ->
     """Return those that a graph with a policy has."""
     members: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
-        members.append(KeptRules(policy))
-    if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unread(gm):
-        members.append(UnreadResults(policy))
+        members.append(KeepRules(policy))
+    if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unused(gm):
+        members.append(UnusedResults(policy))
     if policy.has_rules_for("backward"):
         members.append(BackwardRules(policy))
     if options.scaler is not None:

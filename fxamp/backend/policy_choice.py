@@ -71,7 +71,7 @@ def _inside_checkpoint(frame: FrameType | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenPolicy:
     """A resolved policy, or None for plain float32; and the reason as text.
 
     ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
@@ -88,7 +88,7 @@ class Choice:
     surroundings: Surroundings | None = None
     place: str = ""
 
-    def settled(self, counted: Products) -> "Choice":
+    def settled(self, counted: Products) -> "ChosenPolicy":
         """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
         if counted.pay:
             return replace(self, why=f"{self.why}; {counted}", if_it_pays=False)
@@ -100,12 +100,12 @@ class Choice:
 
 
 #: What Dynamo compiles inside of a backward was not traced with its forward, so nothing scales what it computes.
-IN_BACKWARD = Choice(None, "autograd calls this code in a backward, where it runs as it is written")
+IN_BACKWARD = ChosenPolicy(None, "autograd calls this code in a backward, where it runs as it is written")
 #: Under autocast, ``custom_fwd`` switches it off for a forward whose inputs it casts.
-IN_FORWARD = Choice(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as it is written")
+IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as it is written")
 
 
-def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | None = None) -> Choice:
+def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | None = None) -> ChosenPolicy:
     """Select and resolve the policy for the graph ``gm``, if it is known, with these ``inputs``.
 
     "auto" follows what the program says: the device and dtype of an ambient torch.autocast; the dtypes of the autocast
@@ -125,9 +125,9 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     if options.policy != "auto":
         policy = options.policy
         resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)
-        return Choice(resolved, "named by the caller")
+        return ChosenPolicy(resolved, "named by the caller")
     if place is None:
-        return Choice(None, "the graph has no tensor inputs")
+        return ChosenPolicy(None, "the graph has no tensor inputs")
     choice = _by_autocast(place, gm)
     if choice is not None:
         return choice
@@ -135,7 +135,7 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     return replace(_by_default(place, options, surroundings, gm), surroundings=surroundings)
 
 
-def _by_autocast(place: torch.device, gm: GraphModule | None) -> Choice | None:
+def _by_autocast(place: torch.device, gm: GraphModule | None) -> ChosenPolicy | None:
     """Return what a torch.autocast around the graph or in it says; None if there is none."""
     device = place.type
     ambient = ambient_autocast(device)
@@ -151,10 +151,12 @@ def _by_autocast(place: torch.device, gm: GraphModule | None) -> Choice | None:
     return replace(_named(place, first, why), under_autocast=True, only_regions=current)
 
 
-def _by_default(place: torch.device, options: Options, surroundings: Surroundings, gm: GraphModule | None) -> Choice:
+def _by_default(
+    place: torch.device, options: Options, surroundings: Surroundings, gm: GraphModule | None
+) -> ChosenPolicy:
     device = place.type
     if surroundings.off:
-        return Choice(None, "the program uses torch.autocast, and it is off here")
+        return ChosenPolicy(None, "the program uses torch.autocast, and it is off here")
     if options.scaler is not None and surroundings.trains:
         return _named(place, torch.float16, "a scaler was given")
     if native_bfloat16(place):
@@ -162,7 +164,7 @@ def _by_default(place: torch.device, options: Options, surroundings: Surrounding
         return replace(choice, if_it_pays=device == "cpu", place=_place(gm))
     why = f"{device} has no native bfloat16: float32 is faster there"
     warn_once(__name__, _FLOAT32, Example(_place(gm)), why)
-    return Choice(None, why)
+    return ChosenPolicy(None, why)
 
 
 def _place(gm: GraphModule | None) -> str:
@@ -172,12 +174,12 @@ def _place(gm: GraphModule | None) -> str:
     return "" if frame is None else f" ({frame.file}:{frame.line})"
 
 
-def _named(place: torch.device, dtype: torch.dtype, why: str) -> Choice:
+def _named(place: torch.device, dtype: torch.dtype, why: str) -> ChosenPolicy:
     device = place.type
     if dtype not in NARROW:
         accepted = ", ".join(map(str, NARROW))
         raise PolicyError(f"torch.autocast({device!r}) is active with {dtype}; accepted: {accepted}")
-    return Choice(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), place), why)
+    return ChosenPolicy(resolve_here(Policy.load(f"{device}-{NARROW[dtype]}"), place), why)
 
 
 def device_of(inputs: Sequence[Any]) -> torch.device | None:
@@ -186,7 +188,7 @@ def device_of(inputs: Sequence[Any]) -> torch.device | None:
     return min(devices, key=lambda device: (device.type == "cpu", device.type, device.index or 0), default=None)
 
 
-def guard_policy(options: Options, choice: Choice, inputs: Sequence[Any]) -> None:
+def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any]) -> None:
     """Guard the graph being compiled for ``inputs`` against a change of its policy.
 
     Does nothing outside torch.compile.
@@ -199,7 +201,7 @@ def guard_policy(options: Options, choice: Choice, inputs: Sequence[Any]) -> Non
         guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
-def _changes_seen(options: Options, choice: Choice, device: torch.device | None) -> Iterator[Callable[[], bool]]:
+def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device | None) -> Iterator[Callable[[], bool]]:
     """Yield cheap tests which together tell whether the policy would be read the same again."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:

@@ -76,7 +76,7 @@ def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[T
     """Capture ``source`` under the policy's autocast if possible, else without autocast; also return that dtype.
 
     Under autocast a program reads the dtypes that it will get (``y.to(x.dtype)``), and some programs are valid only
-    there. Others are valid only without it, because autocast rejects some ops. A call that fxamp keeps verbatim runs
+    there. Others are valid only without it, because autocast rejects some ops. A call that fxamp leaves verbatim runs
     without autocast, in the dtypes that it was captured with.
     """
     lower: torch.dtype = getattr(torch, policy.lower_precision_fp)

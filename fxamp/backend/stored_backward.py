@@ -1,7 +1,7 @@
 """A backward graph in AOTAutograd's cache: stored before fxamp rewrites it, rewritten and compiled when it first runs.
 
 AOTAutograd stores what a compiler returns for a backward, if that is an ``OutputCode`` of Inductor. Compiled code would
-not do: which gradients of unread results to leave out is known only when the backward runs, and the scaler belongs to
+not do: which gradients of unused results to leave out is known only when the backward runs, and the scaler belongs to
 a process. So the graph is stored. What Inductor makes of the rewritten graph is in Inductor's own cache. Imports
 Inductor.
 """

@@ -13,7 +13,7 @@ from fxamp.torch_dtypes import NARROW
 #: For each device: whether autocast is on, and its dtype.
 AutocastStates = dict[str, tuple[bool, torch.dtype]]
 
-#: Key of ``node.meta`` of a node kept verbatim: the :data:`AutocastStates` of its call, which hold in its bodies.
+#: Key of ``node.meta`` of a node left verbatim: the :data:`AutocastStates` of its call, which hold in its bodies.
 AUTOCAST = "fxamp_autocast"
 
 

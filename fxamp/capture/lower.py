@@ -1,7 +1,7 @@
 """Lower a graph of torch functions (Dynamo's) to the pre-dispatch ATen graph, node by node.
 
 torch.autocast acts at this level: composite ops such as ``aten.linear`` are not decomposed yet. Every new node carries
-the user's stack trace, module path and a value. fxamp keeps verbatim what it must not trace through: higher-order ops,
+the user's stack trace, module path and a value. fxamp leaves verbatim what it must not trace through: higher-order ops,
 because a naive retrace drops custom gradients, and anything that fails to trace.
 """
 
@@ -131,7 +131,7 @@ class _Lowering(Interpreter):
                 return self._keep(n, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
     def _traced(self, n: Node) -> Any:
-        """Trace ``n``; a call that has an effect, but no op, is kept verbatim: the effect is not in the trace.
+        """Trace ``n``; a call that has an effect, but no op, is left verbatim: the effect is not in the trace.
 
         Raises CaptureError if the result is a tensor that no op of the trace returns.
         """

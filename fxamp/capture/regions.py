@@ -5,7 +5,7 @@
    missing in this build of torch.
 2. ``torch.inference_mode`` becomes grad mode, off and on again: the tensors of the graph are none that autograd rejects
    later, and what decides on gradients has one state to follow.
-3. Inside a torch.func transform everything is kept verbatim, autocast regions included.
+3. Inside a torch.func transform everything is left verbatim, autocast regions included.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from fxamp.capture.autocast_state import casts_to
 from fxamp.errors import CaptureError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
 
-#: Key of ``node.meta`` of a node that was kept verbatim: the reason.
+#: Key of ``node.meta`` of a node that was left verbatim: the reason.
 VERBATIM = "fxamp_verbatim"
 
-#: Why the calls of a transform are kept verbatim.
+#: Why the calls of a transform are left verbatim.
 IN_TRANSFORM = "inside a torch.func transform, whose wrapped values cannot be followed"
 
 _ENTER_INFERENCE = getattr(grad_mode, "_enter_inference_mode", None)

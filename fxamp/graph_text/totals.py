@@ -18,7 +18,7 @@ class Totals:
     (``"other"``: no tensor, or unknown), most first. ``casts`` counts the inserted casts. ``cast_bytes`` are the bytes
     that they read and write together, without the ``casts_of_unknown_size``. ``shared`` and ``folded`` are the passes'
     counts, None if they were not recorded. ``without_rule`` counts, by name, the ops without a rule, most first; it is
-    empty if no policy was applied. ``verbatim`` says, by node, what is kept as captured, and why. ``fp8`` counts the
+    empty if no policy was applied. ``verbatim`` says, by node, what is left verbatim, and why. ``fp8`` counts the
     products in fp8 by recipe; ``not_fp8`` says, by node, why other products are not in fp8.
     """
 

@@ -143,7 +143,7 @@ def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
     return torch.where(wide >= 0x80, -value, value) if form.signed else value
 
 
-def _round_by_chance(value: Tensor, key: Tensor, slot: int) -> Tensor:
+def _stochastic_round(value: Tensor, key: Tensor, slot: int) -> Tensor:
     # Sixteen random bits carry into the upper half as often as the lower half is large.
     bits = value.view(torch.int32)
     rounded = ((bits + ((random_bits(value, key, slot) >> 16) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
@@ -155,14 +155,14 @@ _SCHEMAS = {
     "block_scales": "(Tensor value) -> Tensor",
     "encode": "(Tensor value, Tensor scales, Tensor key, str code, int slot) -> Tensor",
     "decode": "(Tensor codes, Tensor scales, str code) -> Tensor",
-    "round_by_chance": "(Tensor value, Tensor key, int slot) -> Tensor",
+    "stochastic_round": "(Tensor value, Tensor key, int slot) -> Tensor",
 }
 _PLAIN = {
     "draw_key": _draw_key,
     "block_scales": _block_scales,
     "encode": _encode,
     "decode": _decode,
-    "round_by_chance": _round_by_chance,
+    "stochastic_round": _stochastic_round,
 }
 _library = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _name, _function in _PLAIN.items():
@@ -177,7 +177,7 @@ encode = torch.ops.fxamp.encode
 """``(value, scales, key, code, slot) -> codes``: uint8 ``[n]``; ``slot < 0`` rounds to nearest, and reads no key."""
 decode = torch.ops.fxamp.decode
 """``(codes, scales, code) -> value``: float32 ``[n]``."""
-round_by_chance = torch.ops.fxamp.round_by_chance
+stochastic_round = torch.ops.fxamp.stochastic_round
 """``(value, key, slot) -> bfloat16 [n]``: to one of both neighbours, the nearer the likelier."""
 
 DECOMPOSITIONS: dict[Any, Any] = {getattr(torch.ops.fxamp, name).default: plain for name, plain in _PLAIN.items()}

@@ -70,7 +70,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _annotations(node: Any) -> tuple[object, ...]:
-    ruling = decision(node)
-    ruled = None if ruling is None else (ruling.rule and ruling.rule.id, str(ruling.lower), ruling.overruled)
+    decided = decision(node)
+    summary = None if decided is None else (decided.rule and decided.rule.id, str(decided.lower), decided.overruled)
     rest = sorted((key, repr(value)) for key, value in node.meta.items() if key not in _IRRELEVANT)
-    return module_path(node), module_classes(node), ruled, rest
+    return module_path(node), module_classes(node), summary, rest

@@ -52,8 +52,8 @@ def list_partition(gm: GraphModule, stage: str, values: tuple[KeptValue, ...] = 
     return list_graph(gm, stage=stage, kept=values, kept_before=before if ruled else None, kept_after=after)
 
 
-def kept_verbatim(node: Node) -> str:
-    """Return why fxamp kept ``node`` as captured without looking inside; ``""`` if it did not."""
+def why_verbatim(node: Node) -> str:
+    """Return why fxamp left ``node`` verbatim, without looking inside; ``""`` if it did not."""
     return "" if inner_graphs(node) else " ".join(node.meta.get(VERBATIM, "").split())
 
 
@@ -64,7 +64,7 @@ def rule_ref(rule: Rule) -> RuleRef:
 
 def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
     value = node.meta.get("val", node.meta.get("example_value"))
-    ruling = decision(node)
+    decided = decision(node)
     where = source_line(node)
     return Entry(
         name=node.name,
@@ -80,20 +80,20 @@ def _entry(node: Node, inner: tuple[str, ...]) -> Entry:
         module_class=module_class(node),
         source=Source(where.file, where.line, where.function, where.text) if where else None,
         inserted=inserted_for(node) or "",
-        verbatim=kept_verbatim(node),
+        verbatim=why_verbatim(node),
         bodies=inner,
-        **({} if ruling is None else _decided(ruling)),
+        **({} if decided is None else _decided(decided)),
     )
 
 
-def _decided(ruling: Decision) -> dict[str, Any]:
+def _decided(decided: Decision) -> dict[str, Any]:
     return {
-        "rule": None if ruling.rule is None else rule_ref(ruling.rule),
-        "lost": tuple(rule_ref(rule) for rule in ruling.lost),
-        "reason": ruling.reason,
-        "overruled": " ".join(ruling.overruled.split()),
-        "not_fp8": ruling.not_fp8,
-        "region": "off" if ruling.lower is None else dtype_name(ruling.lower),
+        "rule": None if decided.rule is None else rule_ref(decided.rule),
+        "lost": tuple(rule_ref(rule) for rule in decided.lost),
+        "reason": decided.reason,
+        "overruled": " ".join(decided.overruled.split()),
+        "not_fp8": decided.not_fp8,
+        "region": "off" if decided.lower is None else dtype_name(decided.lower),
     }
 
 

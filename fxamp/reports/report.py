@@ -141,7 +141,7 @@ class Report:
                 (f"Kept for the backward: {_size(before)} without rules for it, {_size(after)} with them.", [])
             )
         if verbatim:
-            notes.append(("Kept as captured, in the dtypes they were captured with:", verbatim))
+            notes.append(("Left verbatim, in the dtypes they were captured with:", verbatim))
         if breaks:
             notes.append(("The program continues outside a graph (a graph break):", breaks))
         if self.skipped:

@@ -3,7 +3,7 @@
 1. The last rule of the policy that covers a call applies. If none covers it, the op's own autocast kernel says what is
    cast, if its library has one, and else ``unlisted``, except to calls that only move values or that name their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
-3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp keeps verbatim follow
+3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp leaves verbatim follow
    their inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
    ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. In a hook on a
@@ -75,7 +75,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
 
 def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
     if is_verbatim(node):
-        return Decision(None, None, f"kept as captured: {node.meta[VERBATIM]}")
+        return Decision(None, None, f"verbatim: {node.meta[VERBATIM]}")
     ruling = rule_on(node, context)
     choice = _ruled(node, ruling, region, context, aliases)
     why = _not_fp8(ruling, choice)

@@ -16,7 +16,7 @@ from fxamp.passes.shared.autocast_regions import ENTER, concerns, erase_region
 
 @dataclass(frozen=True)
 class DropRegions(GraphwisePass[CastContext]):
-    """Requires inserted casts; ensures that no mark for the policy's device remains, but those kept verbatim."""
+    """Requires inserted casts; ensures that no mark for the policy's device remains, but those left verbatim."""
 
     name = "drop-regions"
 

@@ -1,4 +1,4 @@
-"""keep-autocast: run what is kept verbatim under the autocast that it was captured under.
+"""keep-autocast: run what is left verbatim under the autocast that it was captured under.
 
 fxamp does not look into such calls (torch.func transforms, most higher-order ops), so they contain no casts, and may be
 valid only under autocast (a product of bfloat16 and float32). The rest of the graph runs without autocast.
@@ -51,4 +51,4 @@ def _enclose(nodes: list[Node], device: str, dtype: torch.dtype) -> None:
     with graph.inserting_after(nodes[-1]):
         leave = graph.call_function(EXIT, (enter,))
     for mark in (enter, leave):
-        mark.meta.update({"val": None, VERBATIM: "for what is kept verbatim"})
+        mark.meta.update({"val": None, VERBATIM: "for what is left verbatim"})

@@ -45,7 +45,7 @@ def outermost(context: CastContext) -> AutocastRegion:
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
     """Yield every node of one graph, in order, with its region; the marks of regions are left out.
 
-    Marks that are kept verbatim are yielded as the calls that they are.
+    Marks that are left verbatim are yielded as the calls that they are.
     """
     outer: list[AutocastRegion] = []
     for node in list(gm.graph.nodes):

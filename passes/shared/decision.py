@@ -40,23 +40,23 @@ def decision(node: Node) -> Decision | None:
     return own
 
 
-def decide(node: Node, choice: Decision) -> None:
-    """Record ``choice`` for ``node``."""
-    node.meta[_KEY] = choice
+def decide(node: Node, decided: Decision) -> None:
+    """Record ``decided`` for ``node``."""
+    node.meta[_KEY] = decided
 
 
 def overrule(node: Node, why: str) -> None:
     """Record that the rule was not applied as it is, and why."""
-    choice = decision(node)
-    if choice is not None:
-        decide(node, replace(choice, overruled=why))
+    decided = decision(node)
+    if decided is not None:
+        decide(node, replace(decided, overruled=why))
 
 
 def keep_out_of_fp8(node: Node, why: str) -> None:
     """Record that the product runs in the 16-bit dtype of its inputs instead of fp8, and why."""
-    choice = decision(node)
-    if choice is not None:
-        decide(node, replace(choice, overruled=f"not in fp8: {why}", not_fp8=why))
+    decided = decision(node)
+    if decided is not None:
+        decide(node, replace(decided, overruled=f"not in fp8: {why}", not_fp8=why))
 
 
 def inserted_for(node: Node) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, round_by_chance
+from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
@@ -43,12 +43,12 @@ HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class PackState(Pass[Context]):
     """Requires a functional graph of one flat parameter, with a count for stochastic rounding; ensures rules 1 to 4.
 
-    ``stored``: the form of each input by its role: a 16-bit dtype's name, or a code. ``by_chance``: whether bfloat16
+    ``stored``: the form of each input by its role: a 16-bit dtype's name, or a code. ``stochastic``: whether bfloat16
     and codes are rounded stochastically. ``compensated``: whether the parameter has a compensation.
     """
 
     stored: Mapping[str, str] = field(default_factory=dict)
-    by_chance: bool = False
+    stochastic: bool = False
     compensated: bool = False
     name = "pack-state"
 
@@ -124,12 +124,12 @@ class _Packer:
         copy = aten.copy_.default
         if form in CODES:
             scales = self._writer.call(block_scales.default, new)
-            key, slot = self._chance() if self._options.by_chance else (self._nothing(new), -1)
+            key, slot = self._random_bits() if self._options.stochastic else (self._nothing(new), -1)
             self._writer.call(copy, parts[0], self._writer.call(encode.default, new, scales, key, form, slot))
             self._writer.call(copy, parts[1], scales)
             return
-        if form == "bfloat16" and self._options.by_chance and lost is None:
-            rounded = self._writer.call(round_by_chance.default, new, *self._chance())
+        if form == "bfloat16" and self._options.stochastic and lost is None:
+            rounded = self._writer.call(stochastic_round.default, new, *self._random_bits())
         else:
             rounded = self._writer.in_dtype(new, HALVES[form])
         self._writer.call(copy, parts[0], rounded)
@@ -153,7 +153,7 @@ class _Packer:
     def _nothing(self, new: Node) -> Node:
         return self._writer.call(aten.full.default, [], 0, dtype=torch.int32, device=new.meta["val"].device)
 
-    def _chance(self) -> tuple[Node, int]:
+    def _random_bits(self) -> tuple[Node, int]:
         """Rule 4: the key, and a number that no other use of it has."""
         if self._key is None:
             self._key = self._drawn()

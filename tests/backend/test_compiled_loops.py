@@ -144,7 +144,7 @@ def with_outside(net: nn.Module, x: Tensor, scaler: Any) -> None:
     scaler.scale(loss).backward()
 
 
-def with_unread_results(net: nn.Module, x: Tensor, scaler: Any) -> None:
+def with_unused_results(net: nn.Module, x: Tensor, scaler: Any) -> None:
     used, _ = net.first(x), net.last(torch.tanh(net.first(x)))
     torch._dynamo.graph_break()
     scaler.scale(used.float().square().mean()).backward(retain_graph=True)
@@ -172,7 +172,7 @@ def gradients(step: Any, scaler: Any, dtype: torch.dtype | None) -> dict[str, Te
     [
         (with_outside, "aot_eager", torch.float16),
         (with_outside, "eager", None),
-        (with_unread_results, "aot_eager", torch.float16),
+        (with_unused_results, "aot_eager", torch.float16),
     ],
 )
 def test_what_autograd_calls_in_a_compiled_step_is_not_compiled_as_a_forward(

@@ -235,7 +235,7 @@ def test_a_backward_that_fails_waits_for_its_copies(late: LateCopies, monkeypatc
     torch._dynamo.reset()
     loss = torch.compile(Perceptron(), backend="fxamp", options=AOT)(X)
     waits: list[torch.device] = []
-    monkeypatch.setattr("fxamp.backend.kept_rules.await_copies_of", waits.append)
+    monkeypatch.setattr("fxamp.backend.keep_rules.await_copies_of", waits.append)
     begin, count = late._begin, []
 
     def fail(*arguments: Any) -> None:
@@ -264,10 +264,10 @@ def test_on_a_cpu_values_stay_where_they_are() -> None:
 def test_cuda_graphs_and_other_devices_are_refused_by_name() -> None:
     with pytest.raises(BackendCompilerFailed, match=r"keep = 'host' \('away'\).*CUDA graphs"):
         compiled_gradients(Perceptron(), X, RULES, "inductor", mode="reduce-overhead")
-    from fxamp.backend.kept_rules import KeptRules
+    from fxamp.backend.keep_rules import KeepRules
 
     for device, accepted in (("xpu", False), ("mps", False), ("cuda", True)):
-        own = KeptRules(policy(AWAY, base=Policy.load(f"{device}-bfloat16")))
+        own = KeepRules(policy(AWAY, base=Policy.load(f"{device}-bfloat16")))
         if accepted:
             own.refuse("aot_eager", {})
             continue

@@ -28,7 +28,7 @@ WAYS = (
 @pytest.mark.inductor
 @pytest.mark.parametrize("way", exhaustive(WAYS, always=WAYS[:1]))
 def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) -> None:
-    """The gradients are equal bit for bit, an unread result becomes used, and an overflow is found."""
+    """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""
     policy, scaled, net = way
     factor = random.SystemRandom().randrange(2**20) / 2**20 + 1  # no run before this one has compiled it
     first = stored_step.step(factor, policy, scaled, net)

@@ -40,7 +40,7 @@ def test_regions_around_stay_open() -> None:
 
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_a_kept_call_that_fails_leaves_eager_autocast_as_it_was(lowering: str) -> None:
-    """The call is kept verbatim, in a region of its own; it fails while it is compiled, or when it runs."""
+    """The call is left verbatim, in a region of its own; it fails while it is compiled, or when it runs."""
 
     def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(lambda row: (row @ w).view(2, 2))(x)

@@ -1,4 +1,4 @@
-"""8-bit codes with a scale for each block, and rounding by chance: against float64 arithmetic on the values."""
+"""8-bit codes with a scale for each block, and stochastic rounding: against float64 arithmetic on the values."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fxamp.kernels.blockwise_8bit import (
     draw_key,
     encode,
     random_bits,
-    round_by_chance,
+    stochastic_round,
 )
 
 KEY = torch.tensor(12345, dtype=torch.int32)
@@ -72,13 +72,13 @@ def test_what_is_above_zero_stays_above_zero_without_a_sign() -> None:
 
 
 @pytest.mark.parametrize("code", [*CODES, "bfloat16"])
-def test_rounding_by_chance_is_right_on_average(code: str) -> None:
+def test_stochastic_rounding_is_right_on_average(code: str) -> None:
     """The mean of many draws is as far from the value as chance lets it be: by 5 standard errors of all means."""
     value = values(code == "bfloat16" or CODES[code].signed)
     keys = [draw_key(torch.tensor(count, dtype=torch.int32), KEY) for count in range(DRAWS)]
     if code == "bfloat16":
         chosen = value != 0
-        drawn = torch.stack([round_by_chance(value, key, 0).double() for key in keys])
+        drawn = torch.stack([stochastic_round(value, key, 0).double() for key in keys])
     else:
         top = block_scales(value).float().sub(127).exp2().repeat_interleave(BLOCK)[: len(value)]
         # Above the last code all round down, and unsigned values never round to 0.
@@ -131,7 +131,7 @@ def test_inf_and_nan_show_in_their_block_alone() -> None:
     assert not rounded[:BLOCK].isfinite().any() and rounded[BLOCK:].eq(1).all()
     value[3] = float("nan")
     assert not there_and_back(value, "s3m4")[3].isfinite()
-    assert round_by_chance(value, KEY, 0)[3].isnan()
+    assert stochastic_round(value, KEY, 0)[3].isnan()
 
 
 def test_the_largest_and_the_smallest_floats() -> None:

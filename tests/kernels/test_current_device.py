@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.machines.lacks import needs_gpus
-from support.machines.simulated_gpus import PretendedGpus
+from support.machines.simulated_gpus import SimulatedGpus
 from torch import Tensor, nn
 
 import fxamp
@@ -24,11 +24,11 @@ class OnSecond(Tensor):
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> PretendedGpus:
-    return PretendedGpus(monkeypatch)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpus:
+    return SimulatedGpus(monkeypatch)
 
 
-def kernel(gpus: PretendedGpus) -> Any:
+def kernel(gpus: SimulatedGpus) -> Any:
     """A kernel that records its launch."""
 
     class Kernel:
@@ -38,13 +38,13 @@ def kernel(gpus: PretendedGpus) -> Any:
     return Kernel()
 
 
-def require_second(gpus: PretendedGpus, *expected: str) -> None:
+def require_second(gpus: SimulatedGpus, *expected: str) -> None:
     """Fail unless all that was ``expected`` happened, all of it on the second GPU, and the first is current again."""
     assert {*expected} <= {what for what, _ in gpus.asked}
     assert {device for _, device in gpus.asked} == {1} and gpus.current == 0
 
 
-def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from fxamp.kernels import launch
 
@@ -59,7 +59,7 @@ def test_the_check(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None
     require_second(gpus, "capturing", "stream", "tables", "launch")
 
 
-def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from fxamp.optim.kernels import launch as step_launch
     from fxamp.optim.kernels.source import Aligned
@@ -76,7 +76,7 @@ def test_the_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     require_second(gpus, "capturing", "stream", "tables", "launch")
 
 
-def test_the_update_of_the_scale(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_update_of_the_scale(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale_update, "update_function", lambda *_, **__: kernel(gpus))
     scale, tracker, found_inf = (torch.ones(()).as_subclass(OnSecond) for _ in range(3))
     with forced(Implementation.TRITON):
@@ -84,7 +84,7 @@ def test_the_update_of_the_scale(gpus: PretendedGpus, monkeypatch: pytest.Monkey
     require_second(gpus, "launch")
 
 
-def test_the_outcome_of_a_step(gpus: PretendedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outcome_of_a_step(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, dtype, pin_memory: plain(*sizes, dtype=dtype))
     outcomes = Outcomes()

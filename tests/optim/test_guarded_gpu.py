@@ -132,7 +132,7 @@ def test_no_step_waits_for_the_gpu(name: str, arguments: dict[str, Any]) -> None
     assert all(entry["step"].is_cpu for entry in saved if "step" in entry)
 
 
-def test_a_captured_step_that_rounds_by_chance_draws_other_bits_in_each_replay() -> None:
+def test_a_captured_step_that_rounds_stochastically_draws_other_bits_in_each_replay() -> None:
     """Updates of a tenth of a unit in the last place: of many replays each weight takes some, and none takes all."""
     weight = nn.Parameter(torch.ones(4096, device="cuda", dtype=torch.bfloat16))
     weight.grad = torch.full_like(weight, 2.0**-8 * 0.1)

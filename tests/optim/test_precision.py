@@ -29,9 +29,9 @@ from fxamp.policy import Policy
 SHAPES = ((9, 40), (5,), (300,), (1,))
 TABLES = {
     "bfloat16": 'state = "bfloat16"',
-    "bfloat16 by chance": 'state = "bfloat16"\nrounding = "stochastic"',
+    "bfloat16 stochastic": 'state = "bfloat16"\nrounding = "stochastic"',
     "8bit": 'state = "8bit"',
-    "8bit by chance": 'state = "8bit"\nrounding = "stochastic"',
+    "8bit stochastic": 'state = "8bit"\nrounding = "stochastic"',
     "float8": 'state = "float8_e4m3fn"',
     "by name": 'state = { exp_avg = "8bit", exp_avg_sq = "bfloat16" }',
 }
@@ -75,7 +75,7 @@ def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, arch: str) -> None:
     with forced(Implementation.INTERPRETER):
-        optimizer = step(packing(TABLES["8bit by chance"], dtype=dtype, lowering="inductor"), 0, 1)
+        optimizer = step(packing(TABLES["8bit stochastic"], dtype=dtype, lowering="inductor"), 0, 1)
     (part,) = parts_of(guarded(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
@@ -123,8 +123,8 @@ def test_second_moments_have_no_sign_and_small_bytes() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "how"),
     [
-        ("bfloat16 by chance", torch.float32, Implementation.INTERPRETER),
-        ("8bit by chance", torch.bfloat16, Implementation.INTERPRETER),
+        ("bfloat16 stochastic", torch.float32, Implementation.INTERPRETER),
+        ("8bit stochastic", torch.bfloat16, Implementation.INTERPRETER),
         ("by name", torch.float32, Implementation.INTERPRETER),
         pytest.param("8bit", torch.float32, None, marks=pytest.mark.exhaustive),
     ],
@@ -231,10 +231,10 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
 
 
 def test_random_bits_come_from_the_seed_and_the_step_alone() -> None:
-    first, second = (step(packing(TABLES["8bit by chance"]), 0, 1, 2) for _ in range(2))
+    first, second = (step(packing(TABLES["8bit stochastic"]), 0, 1, 2) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
     other = packing(None)
-    fxamp.compile_optimizer(other, policy(TABLES["8bit by chance"]), lowering="aot_eager", seed=1)
+    fxamp.compile_optimizer(other, policy(TABLES["8bit stochastic"]), lowering="aot_eager", seed=1)
     step(other, 0, 1, 2)
     different = [not torch.equal(a, b) for a, b in zip(parameters(first), parameters(other), strict=True)]
     assert any(different)

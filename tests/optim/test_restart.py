@@ -169,7 +169,7 @@ def test_a_state_with_the_count_loads_into_an_ordinary_optimizer_and_comes_back(
 
 
 def test_settings_that_change_between_steps_take_effect() -> None:
-    """The same state, once rounded by chance, with another seed, and to nearest."""
+    """The same state, once rounded stochastically, with another seed, and to nearest."""
     results = []
     for table, seed in (("weights alone", 0), ("weights alone", 0), ("weights alone", 1), ("nearest", 0)):
         run = Run("weights alone", "SGD", torch.bfloat16)

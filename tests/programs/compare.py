@@ -30,7 +30,7 @@ _SCALE = 2.0**8
 _RAISED = "raised"
 _ZEROS = "all zeros"
 _NAN = "zeros but for NaN"
-#: What AOTAutograd returns for the gradients of unread results: a product of zeros and infinities is NaN.
+#: What AOTAutograd returns for the gradients of unused results: a product of zeros and infinities is NaN.
 _IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
 #: How many orders of sums are tried.

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from fxamp import capture as capture_bodies
 from fxamp.backend import policy_choice
-from fxamp.backend.policy_choice import Choice
+from fxamp.backend.policy_choice import ChosenPolicy
 from fxamp.capture import fakes
 from fxamp.capture.reads import Reads
 from fxamp.graph import AliasSets, aliases, fake_mode_of, higher_order
@@ -270,7 +270,7 @@ def test_a_forgotten_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same program, evaluated outside of autocast after its backward; "auto" would cast on such a device."""
     setting = Setting(ambient=True, schedule="evaluated")
     monkeypatch.setattr(policy_choice, "native_bfloat16", lambda *args: True)
-    monkeypatch.setattr(Choice, "settled", lambda choice, *args: choice)
+    monkeypatch.setattr(ChosenPolicy, "settled", lambda choice, *args: choice)
     assert differences(SHARED, setting) == []
     forget_the_training(monkeypatch)
     assert any("result 2 differs" in one for one in differences(SHARED, setting))

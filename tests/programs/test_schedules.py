@@ -18,7 +18,7 @@ from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.passes.backward.drop_unread_results import DropUnreadResults
+from fxamp.passes.backward.drop_unused_results import DropUnusedResults
 from fxamp.passes.base import Context, Result
 
 NORMED = Program(
@@ -55,13 +55,13 @@ def test_a_scaler_that_loads_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unread results get gradients of ones."""
-    monkeypatch.setattr(DropUnreadResults, "run", _ones)
+    """Unused results get gradients of ones."""
+    monkeypatch.setattr(DropUnusedResults, "run", _ones)
     messages = differences(NORMED, Setting(used=0b010))
     assert "the gradient of w2 is there, with autocast it is None" in messages
 
 
-def _ones(step: DropUnreadResults, gm: torch.fx.GraphModule, context: Context) -> Result:
+def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -> Result:
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.name in step.inputs:
             value: Tensor = node.meta["val"]

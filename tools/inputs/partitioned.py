@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.kept_rules import KeptRules
+from fxamp.backend.keep_rules import KeepRules
 from fxamp.capture.fakes import fake_inputs
 from fxamp.graph import strip_values
 from fxamp.graph_text import KeptValue
@@ -29,7 +29,7 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
 
     importlib.import_module("torch._inductor.lowering")  # decompositions of pooling expect it to be there
 
-    rules, values = KeptRules(policy, inspected=True), list[KeptValue]()
+    rules, values = KeepRules(policy, inspected=True), list[KeptValue]()
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
         more = {**more, "compiler": "inductor"}

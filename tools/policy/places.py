@@ -128,6 +128,6 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _raised(changed: Node) -> bool:
-    ruling = decision(changed)
-    rule = None if ruling is None else ruling.rule
+    decided = decision(changed)
+    rule = None if decided is None else decided.rule
     return rule is not None and not (isinstance(rule, CastRule) and rule.cast is Category.LOWER_PRECISION_FP)

@@ -82,7 +82,7 @@ def _attributes(listing: Listing, entry: Entry, index: Index) -> Iterator[tuple[
     yield "not in fp8", entry.not_fp8
     yield "autocast region", entry.region
     yield "inserted", entry.inserted
-    yield "kept as captured", entry.verbatim
+    yield "verbatim", entry.verbatim
     yield "bytes cast", "" if moved is None else str(moved)
 
 

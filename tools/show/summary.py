@@ -38,7 +38,7 @@ def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[s
     lines += [("ops that no rule matched", _named(dict(sums.without_rule)))]
     lines += [("products in fp8", counted(dict(sums.fp8)))]
     lines += [("in 16 bits, not in fp8", text) for text in by_reason(sums.not_fp8, _LARGEST)]
-    lines += [("kept as captured", text) for text in by_reason(sums.verbatim, _LARGEST)]
+    lines += [("verbatim", text) for text in by_reason(sums.verbatim, _LARGEST)]
     if whole:
         lines += [("rule that matched nothing", rule_name(rule)) for rule in listing.unmatched]
         lines += [("the graph ends here", listing.ended)]

@@ -183,6 +183,6 @@ def _before(where: Listing, entry: Entry, names: Index, records: bool) -> str:
 
 
 def _reason(entry: Entry) -> str:
-    verbatim = f"kept as captured: {entry.verbatim}" if entry.verbatim else ""
+    verbatim = f"verbatim: {entry.verbatim}" if entry.verbatim else ""
     parts = [entry.inserted or entry.reason, entry.overruled and f"overruled: {entry.overruled}"]
     return "; ".join(part for part in parts if part) or verbatim

@@ -198,15 +198,15 @@ def lower_kinds(
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
     direct = not members.reordered and not any(isinstance(tensor, PackedTensor) for tensor in tensors)
-    by_chance = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
-    together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or by_chance)
+    stochastic = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
+    together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or stochastic)
     small = tuple(_batches(gm, members, tensors)) if together else ()
     run, source = _lowered(gm, traced, options, kernel_for, direct, (members.kinds, small))
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     positions = [at for use in uses for at in use.kind.members]
     seed = 0 if options.precision is None else options.precision.seed
-    random_streams = streams(seed, positions).to(device).unbind() if by_chance else ()
+    random_streams = streams(seed, positions).to(device).unbind() if stochastic else ()
     return KindStep(tuple(uses), run, members, numbers, source, random_streams)
 
 

@@ -1,4 +1,4 @@
-"""Values of 4 bits: torchao's codes and scales, rounding by chance, and the Hadamard transform."""
+"""Values of 4 bits: torchao's codes and scales, stochastic rounding, and the Hadamard transform."""
 
 from typing import Any
 
@@ -120,7 +120,7 @@ def neighbours(value: Tensor) -> tuple[Tensor, Tensor]:
     return LEVELS[at], LEVELS[at + 1]
 
 
-def test_rounding_by_chance_is_unbiased() -> None:
+def test_stochastic_rounding_is_unbiased() -> None:
     """Means over 1024 draws are within six standard deviations; rounding to nearest is not."""
     generator = torch.Generator().manual_seed(0)
     values = (torch.rand(1, 512, generator=generator) * 12 - 6).clamp(-6, 6)

@@ -75,7 +75,7 @@ def test_dtypes_and_shapes_are_those_of_the_operands() -> None:
 def noise(matrix: Tensor, rows: int, stochastic: bool) -> float:
     """The power of the rounding error that the format's steps explain, relative to that of the values.
 
-    A step of s rounds to nearest with a variance of s**2 / 12, by chance with twice that.
+    A step of s rounds to nearest with a variance of s**2 / 12, stochastically with twice that.
     """
     tiles = matrix.double().reshape(matrix.shape[0] // rows, rows, -1, 16)
     scaled = tiles.abs() * 6 / tiles.abs().amax((1, 3), keepdim=True)
@@ -103,7 +103,7 @@ def test_the_noise_is_what_the_steps_explain(recipe: str) -> None:
         assert abs(10 * math.log10(measured / explained)) < 1.5 and measured < 10**-1.5
 
 
-def test_the_mean_of_gradients_rounded_by_chance_is_that_of_exact_ones() -> None:
+def test_the_mean_of_gradients_rounded_stochastically_is_that_of_exact_ones() -> None:
     """Over 256 draws, beside the weight's rounded values; but what a block's rounded scale cuts off is lost.
 
     Rounding to nearest has a lasting error.

@@ -68,20 +68,20 @@ def test_a_compensated_parameter_is_the_sum_of_both() -> None:
 
 def test_chance_has_an_input_of_its_own_and_a_slot_for_each_use() -> None:
     gm, captured, context = traced(update)
-    run_passes(captured, context, PackState({"parameter": "bfloat16", "mean": "s3m4"}, by_chance=True))
+    run_passes(captured, context, PackState({"parameter": "bfloat16", "mean": "s3m4"}, stochastic=True))
     names = [node.target for node in gm.graph.find_nodes(op="placeholder")]
     assert names[-1] == STREAM
     calls = [
         n
         for n in gm.graph.nodes
-        if n.target in (torch.ops.fxamp.encode.default, torch.ops.fxamp.round_by_chance.default)
+        if n.target in (torch.ops.fxamp.encode.default, torch.ops.fxamp.stochastic_round.default)
     ]
     assert sorted(int(str(node.args[-1])) for node in calls) == [0, 1]
 
 
 def test_a_step_that_draws_counts_itself_and_draws_other_bits_the_next_time() -> None:
     gm, captured, context = traced(update)
-    run_passes(captured, context, PackState({"parameter": "bfloat16"}, by_chance=True))
+    run_passes(captured, context, PackState({"parameter": "bfloat16"}, stochastic=True))
     steps, stream, results = torch.zeros((), dtype=torch.int32), torch.tensor(7, dtype=torch.int32), []
     for _ in range(2):
         results.append(torch.ones(300, dtype=torch.bfloat16))
@@ -99,7 +99,7 @@ def test_nothing_to_store_nothing_changed(stored: dict[str, str]) -> None:
 
 def test_a_second_run_changes_nothing() -> None:
     gm, captured, context = traced(update)
-    packer = PackState({"mean": "u5m3", "gradient": "bfloat16"}, by_chance=True)
+    packer = PackState({"mean": "u5m3", "gradient": "bfloat16"}, stochastic=True)
     assert packer.ensures(gm, context) == "not stored in their form: gradient_1, mean_1"
     run_passes(captured, context, packer)
     before = format_graph(gm)

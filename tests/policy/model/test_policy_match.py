@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.machines.simulated_gpus import PretendedGpus
+from support.machines.simulated_gpus import SimulatedGpus
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.backend import policy_choice, policy_in_force
@@ -112,7 +112,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake_inputs() -> list[Any]:
-    """Made before GPUs are pretended: torch 2.11 puts a tensor on one that it finds."""
+    """Made before GPUs are simulated: torch 2.11 puts a tensor on one that it finds."""
     with FakeTensorMode():
         return [torch.ones(2), torch.ones(2, device="meta"), torch.empty(2, device="cuda:1"), 3]
 
@@ -129,7 +129,7 @@ def test_the_backend_checks_the_gpu_of_the_graph(fake_inputs: list[Any], two_gpu
 
 @pytest.mark.usefixtures("two_gpus")
 def test_bfloat16_is_asked_of_the_gpu_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = PretendedGpus(monkeypatch)
+    gpus = SimulatedGpus(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpus.current == 1)
     assert policy_choice.native_bfloat16(torch.device("cuda", 1)) and not policy_choice.native_bfloat16(
         torch.device("cuda", 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 
-class PretendedGpus:
+class SimulatedGpus:
     """Stands in for torch.cuda's current device, streams and events.
 
     ``asked``: what was asked or done, each with the device that was current then, in order.

@@ -97,7 +97,7 @@ def rest() -> tuple[Entry, ...]:
             ("getitem",),
             "f32[2, 16]",
             verbatim="it is unknown",
-            reason="kept as captured: it is unknown",
+            reason="verbatim: it is unknown",
         ),
         Entry("output", "output", "output", "(custom,)", ("custom",)),
     )

@@ -157,7 +157,7 @@ def test_step_is_counted_by_hand(counted: dict[str, Count]) -> None:
     assert per == {"torch": 10, "fxamp": 7, "clipped": 12}
 
 
-def test_gradients_of_unread_results_and_the_check_are_counted(counted: dict[str, Count]) -> None:
+def test_gradients_of_unused_results_and_the_check_are_counted(counted: dict[str, Count]) -> None:
     (zeros,) = kernels(counted["torch"], "backward", "zeros")
     assert moved(zeros.writes) == [(LOGITS * 2, "float16")]
     assert not kernels(counted["torch"], "backward", "fxamp")

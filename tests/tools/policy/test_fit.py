@@ -64,7 +64,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts and errors that follow from the number of rules; the result says how many there were."""
     asked: list[Policy] = []
 
@@ -93,7 +93,7 @@ def model(tmp_path: Path, layers: int = 4) -> str:
 
 
 def test_the_policy_loads_and_is_the_one_that_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     out = tmp_path / "mine.toml"
     status, text, _ = run(capsys, "fit", model(tmp_path), "--memory", "4MB", "--output", str(out), "--json")
@@ -108,33 +108,33 @@ def test_the_policy_loads_and_is_the_one_that_was_measured(
 
 
 def test_a_second_run_counts_nothing_and_writes_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     file = model(tmp_path)
     first = run(capsys, "fit", file, "--memory", "4MB")
-    before = pretended()
+    before = simulated()
     again = run(capsys, "fit", file, "--memory", "4MB")
-    assert pretended() == before and first[:2] == again[:2] and "0 counts and 0 errors were new" in again[2]
+    assert simulated() == before and first[:2] == again[:2] and "0 counts and 0 errors were new" in again[2]
     written(tmp_path, Path(file).read_text().replace("manual_seed(0)", "manual_seed(1)"))
     run(capsys, "fit", file, "--memory", "4MB")
-    assert pretended() > before
+    assert simulated() > before
 
 
 @pytest.mark.exhaustive
 def test_another_file_beside_the_model_is_another_key(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     beside = tmp_path / "sizes.py"
     beside.write_text("LAYERS = 4\n")
     file = written(tmp_path, "from sizes import LAYERS\n" + MODEL.replace("{layers}", "LAYERS"))
     run(capsys, "fit", file)
-    before = pretended()
+    before = simulated()
     beside.write_text("LAYERS = 4  # the same, in other words\n")
     run(capsys, "fit", file)
-    assert pretended() > before
+    assert simulated() > before
 
 
-def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]) -> None:
+def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]) -> None:
     out = tmp_path / "mine.toml"
     status, text, _ = run(capsys, "fit", model(tmp_path), "--memory", "1MB", "--output", str(out))
     assert status == 1 and not out.exists()
@@ -144,7 +144,7 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], preten
 
 
 def test_the_largest_batch_is_counted_with_the_next_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     file = model(tmp_path)
     text = json.loads(run(capsys, "fit", file, "--memory", "8MB", "--prefer", "memory", "--batch", "--json")[1])
@@ -159,7 +159,7 @@ def test_the_largest_batch_is_counted_with_the_next_one(
 
 @pytest.mark.exhaustive
 def test_the_chart_shows_every_policy_of_the_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     chart = tmp_path / "frontier.svg"
     arguments = ("fit", model(tmp_path), "--gpu", "a100", "--memory", "4MB", "--chart", str(chart))
@@ -182,7 +182,7 @@ def test_the_chart_shows_every_policy_of_the_table(
 
 
 def test_the_error_of_a_sister_is_taken_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     small = tmp_path / "small.py"
     small.write_text(MODEL.replace("{layers}", "3").replace("64", "32"))
@@ -197,7 +197,7 @@ def test_the_error_of_a_sister_is_taken_and_named(
 
 @pytest.mark.exhaustive
 def test_only_the_loss_leaves_where_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
 ) -> None:
     out = tmp_path / "mine.toml"
     for budget in ("4MB", "5MB"):  # a policy of its own, and the base
@@ -206,7 +206,7 @@ def test_only_the_loss_leaves_where_that_is_asked_for(
 
 
 def test_an_interrupted_run_goes_on_where_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pretended: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, count, calls = model(tmp_path), Measuring._errors, []
 
@@ -220,10 +220,10 @@ def test_an_interrupted_run_goes_on_where_it_was(
     status, text, _ = run(capsys, "fit", file)
     assert status == 130 and "2 errors were new; they are kept" in text
     monkeypatch.setattr(Measuring, "_errors", count)
-    before = pretended()
+    before = simulated()
     status, _, err = run(capsys, "fit", file)
     new = int(err.split(" errors were new")[0].split()[-1])
-    assert status == 0 and 0 < new < pretended() - before + 2
+    assert status == 0 and 0 < new < simulated() - before + 2
 
 
 def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,10 +269,10 @@ def test_mistakes_are_one_line_and_nothing_is_counted(
     words: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    pretended: Callable[[], int],
+    simulated: Callable[[], int],
 ) -> None:
     assert words in mistake(main, ["fit", model(tmp_path), *arguments], capsys)
-    assert pretended() == 0
+    assert simulated() == 0
 
 
 def test_a_model_without_inputs_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

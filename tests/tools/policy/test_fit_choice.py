@@ -8,7 +8,7 @@ import pytest
 
 from fxamp.policy import Policy
 from fxamp.tools.policy.fit.candidates import STATE, Candidate
-from fxamp.tools.policy.fit.choice import PREFERENCES, Choice
+from fxamp.tools.policy.fit.choice import PREFERENCES, PricedPolicies
 from fxamp.tools.policy.fit.prices import Limits, Price
 
 #: No limit.
@@ -17,20 +17,22 @@ ANY = Limits()
 BASE = Policy.load("cuda-bfloat16")
 
 
-def choice(*prices: Price, limits: Limits = ANY, prefer: str = "time", states: tuple[int, ...] = ()) -> Choice:
+def choice(*prices: Price, limits: Limits = ANY, prefer: str = "time", states: tuple[int, ...] = ()) -> PricedPolicies:
     """Candidates called "0", "1" and so on; ``states``: those that round the optimizer's state."""
     candidates = [
         Candidate(str(at), (), replace(BASE, optimizer=STATE if at in states else None), BASE.name)
         for at in range(len(prices))
     ]
-    return Choice({own.name: (own, price) for own, price in zip(candidates, prices, strict=True)}, limits, prefer)
+    return PricedPolicies(
+        {own.name: (own, price) for own, price in zip(candidates, prices, strict=True)}, limits, prefer
+    )
 
 
 def price(peak: float, time: float, error: float) -> Price:
     return Price(10.0, 0.0, peak, 0.0, time, error)
 
 
-def best(made: Choice) -> str | None:
+def best(made: PricedPolicies) -> str | None:
     return None if made.best is None else made.best[0].name
 
 
@@ -67,7 +69,7 @@ def test_the_state_of_the_optimizer_is_rounded_only_where_memory_is_short() -> N
     assert choice(*prices).frontier() == ["1"]
 
 
-def shortage(made: Choice) -> str:
+def shortage(made: PricedPolicies) -> str:
     return "\n".join(made.shortage())
 
 

@@ -15,7 +15,7 @@ from fxamp.tools.common.output import put, write_text
 from fxamp.tools.common.progress import say
 from fxamp.tools.policy.fit.candidates import Candidate
 from fxamp.tools.policy.fit.chart import frontier_chart
-from fxamp.tools.policy.fit.choice import Choice
+from fxamp.tools.policy.fit.choice import PricedPolicies
 from fxamp.tools.policy.fit.prices import Price
 from fxamp.tools.policy.patch import reach, rules_text
 
@@ -27,7 +27,7 @@ class Answer:
     """What the command prints. ``notes``: the lines below the table."""
 
     options: Namespace
-    choice: Choice
+    choice: PricedPolicies
     notes: Sequence[str]
 
     @property
@@ -94,7 +94,7 @@ def policy_text(candidate: Candidate, head: Sequence[str], output: str | None) -
     return "\n".join(lines) + "\n" + rules_text(policy, [rule for rule in policy.rules if rule not in inherited.rules])
 
 
-def table(choice: Choice) -> str:
+def table(choice: PricedPolicies) -> str:
     """Return all candidates with their prices, the fastest first; time and error are over the base's."""
     base, frontier = choice.base, choice.frontier()
     best = None if choice.best is None else choice.best[0].name

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fxamp.tools.common.charts import svg
-from fxamp.tools.policy.fit.choice import Choice
+from fxamp.tools.policy.fit.choice import PricedPolicies
 
 #: Policies that take this many times the base's time are left out: all others would lie on one line.
 _LONGEST = 2.0
@@ -12,7 +12,7 @@ _LONGEST = 2.0
 _SIZE, _MARK = (7.6, 4.6), 64
 
 
-def frontier_chart(title: str, choice: Choice) -> str:
+def frontier_chart(title: str, choice: PricedPolicies) -> str:
     """Return an SVG document: squares are shipped policies, circles are combinations; a line joins the frontier.
 
     A dashed line is the limit of memory, and a ring marks the answer. What takes twice the base's time is left out.

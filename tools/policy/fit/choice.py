@@ -17,7 +17,7 @@ PREFERENCES: Mapping[str, Callable[[Price], float]] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class PricedPolicies:
     """The priced candidates by name, the base first; the limits; and what is least within them."""
 
     priced: Mapping[str, tuple[Candidate, Price]]

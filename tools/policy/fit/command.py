@@ -20,7 +20,7 @@ from fxamp.tools.inputs.model_file import program
 from fxamp.tools.policy.fit.answer import Answer, write_answer
 from fxamp.tools.policy.fit.batch import largest
 from fxamp.tools.policy.fit.candidates import Candidate, Family
-from fxamp.tools.policy.fit.choice import PREFERENCES, Choice
+from fxamp.tools.policy.fit.choice import PREFERENCES, PricedPolicies
 from fxamp.tools.policy.fit.counts import Counting, batch_of
 from fxamp.tools.policy.fit.depth import DEPTHS, depth_of
 from fxamp.tools.policy.fit.errors import Measuring
@@ -84,7 +84,7 @@ def run(options: Namespace) -> int:
             first = next(iter(priced.values()))[1]
             time = options.time or (_TIME if options.prefer == "error" else inf)
             limits = Limits(memory, first.milliseconds * time, first.error * options.error)
-            choice = Choice(priced, limits, options.prefer)
+            choice = PricedPolicies(priced, limits, options.prefer)
             write_answer(Answer(options, choice, list(_notes(options, pricing, choice))))
     return 0 if choice.best is not None else 1
 
@@ -107,7 +107,7 @@ def _checked(options: Namespace) -> int:
     return memory
 
 
-def _notes(options: Namespace, pricing: Pricing, choice: Choice) -> Iterator[str]:
+def _notes(options: Namespace, pricing: Pricing, choice: PricedPolicies) -> Iterator[str]:
     """Yield the lines below the table."""
     best = choice.best
     if best is None:
@@ -126,7 +126,7 @@ def _notes(options: Namespace, pricing: Pricing, choice: Choice) -> Iterator[str
     )
 
 
-def _largest_batch(options: Namespace, pricing: Pricing, candidate: Candidate, choice: Choice) -> str:
+def _largest_batch(options: Namespace, pricing: Pricing, candidate: Candidate, choice: PricedPolicies) -> str:
     """Say which batch is the largest that fits under ``candidate``, as counted, and what the next one would take."""
     limit = choice.limits.memory
     whole = program(options.model, lambda _: None)

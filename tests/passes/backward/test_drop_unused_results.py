@@ -1,4 +1,4 @@
-"""The pass drop-unread-results on tiny backward graphs: it gives what zeros would give, and reads none."""
+"""The pass drop-unused-results on tiny backward graphs: it gives what zeros would give, and reads none."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.errors import PassError
-from fxamp.passes.backward.drop_unread_results import DropUnreadResults
+from fxamp.passes.backward.drop_unused_results import DropUnusedResults
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context
 from fxamp.pipeline import run_passes
@@ -62,7 +62,7 @@ PROGRAMS = [loss_and_logits, chain, broadcast, normed, projected, looked_up]
 
 def drop(gm: GraphModule, *names: str) -> int:
     mode = mode_of(gm)
-    (record,) = run_passes(Captured(gm, mode), Context(mode), DropUnreadResults(names))
+    (record,) = run_passes(Captured(gm, mode), Context(mode), DropUnusedResults(names))
     return record.modified
 
 

@@ -1,7 +1,7 @@
 """A CPU with or without bfloat16 arithmetic, whatever this machine has: what torch reports of it is replaced.
 
-The environment variable :data:`VARIABLE` names the CPU, so that the processes which tests start pretend the same:
-this folder's ``sitecustomize`` calls :func:`pretend` in each.
+The environment variable :data:`VARIABLE` names the CPU, so that the processes which tests start simulate the same:
+this folder's ``sitecustomize`` calls :func:`simulate` in each.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from typing import Any
 
 VARIABLE = "FXAMP_TEST_CPU"
 
-#: The CPUs that can be pretended, each with the units by which fxamp tells whether it computes in bfloat16.
+#: The CPUs that can be simulated, each with the units by which fxamp tells whether it computes in bfloat16.
 CPUS: Mapping[str, Mapping[str, bool]] = {
     "bfloat16": {"avx512_bf16": True, "amx_bf16": False, "bf16": False},
     "plain": {"avx512_bf16": False, "amx_bf16": False, "bf16": False},
@@ -24,7 +24,7 @@ CPUS: Mapping[str, Mapping[str, bool]] = {
 _MODULE = "torch.cpu"
 
 
-def pretend() -> None:
+def simulate() -> None:
     """Replace what ``torch.cpu.get_capabilities`` returns, now or when torch is imported, if the variable is set."""
     name = os.environ.get(VARIABLE)
     if not name:

@@ -1,4 +1,4 @@
-"""Compile backwards without the gradients of unread results, instead of writing and reading zeros for them.
+"""Compile backwards without the gradients of unused results, instead of writing and reading zeros for them.
 
 Whether a result is used is known only when the backward runs. So autograd is asked to pass None, and the backward graph
 is compiled when it first runs, without the gradients that are None; another set of them compiles it again.
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.graph import graph_output
-from fxamp.passes.backward.drop_unread_results import DropUnreadResults
+from fxamp.passes.backward.drop_unused_results import DropUnusedResults
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
@@ -32,11 +32,11 @@ from fxamp.torch_private import (
     untraced,
 )
 
-#: Maximum number of compiled variants; further sets of unread results get zeros for their gradients.
+#: Maximum number of compiled variants; further sets of unused results get zeros for their gradients.
 MOST = 3
 
 
-def may_be_unread(gm: GraphModule) -> bool:
+def may_be_unused(gm: GraphModule) -> bool:
     """Whether Dynamo's graph ``gm`` has several differentiable results, of fixed sizes, and not only scalars."""
     results = [node.meta.get("example_value") for node in graph_output(gm.graph).all_input_nodes]
     values = [value for value in results if isinstance(value, Tensor) and value.requires_grad]
@@ -45,7 +45,7 @@ def may_be_unread(gm: GraphModule) -> bool:
 
 
 @dataclass(frozen=True)
-class UnreadResults(Participant):
+class UnusedResults(Participant):
     """Compiles the backward when it first runs; ``expected``: without the gradients of results that are not used.
 
     Wrappers such as DTensor still get zeros. So does compiled autograd, which compiles the backward itself and traces
@@ -76,7 +76,7 @@ class UnreadResults(Participant):
         return compile_late
 
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
-        """Ask autograd for None as the gradient of each unread result."""
+        """Ask autograd for None as the gradient of each unused result."""
         return _asking_for_none(run) if self.expected else run
 
     def _by_used_results(self, gm: GraphModule, inputs: Sequence[Any], compiler: GraphCompiler) -> Boxed:
@@ -90,7 +90,7 @@ class UnreadResults(Participant):
         def variant(absent: frozenset[int]) -> Boxed:
             graph = deepcopy(gm)
             if absent:
-                run_traced(graph, self.policy, DropUnreadResults(tuple(nodes[at].name for at in sorted(absent))))
+                run_traced(graph, self.policy, DropUnusedResults(tuple(nodes[at].name for at in sorted(absent))))
             with again(), running_metadata():
                 return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
 

@@ -1,4 +1,4 @@
-"""drop-unread-results: remove the gradients of unread results from a backward graph.
+"""drop-unused-results: remove the gradients of unused results from a backward graph.
 
 Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
@@ -34,11 +34,11 @@ LINEAR: dict[Any, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True)
-class DropUnreadResults(TracedPass[Context]):
+class DropUnusedResults(TracedPass[Context]):
     """Requires values on all nodes; ensures rule 1. ``inputs``: the names of the tangents' nodes, of fixed sizes."""
 
     inputs: tuple[str, ...] = ()
-    name = "drop-unread-results"
+    name = "drop-unused-results"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
         missing = set(self.inputs) - {node.name for node in gm.graph.find_nodes(op="placeholder")}

@@ -12,7 +12,7 @@ from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend import unread_results
+from fxamp.backend import unused_results
 from fxamp.tools.common.running_ops import RunningOps
 
 #: Every choice of three results, one after another, and some again: more than are compiled for.
@@ -36,7 +36,7 @@ class Net(nn.Module):
 def compiled_backwards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The backward graphs that were compiled."""
     callables: list[Any] = []
-    real = unread_results.UnreadResults.backward
+    real = unused_results.UnusedResults.backward
 
     def noted(self: Any, compiler: Callable[..., Any]) -> Any:
         def noting(graph: Any, examples: Any) -> Any:
@@ -45,7 +45,7 @@ def compiled_backwards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return real(self, noting)
 
-    monkeypatch.setattr(unread_results.UnreadResults, "backward", noted)
+    monkeypatch.setattr(unused_results.UnusedResults, "backward", noted)
     return callables
 
 
@@ -105,7 +105,7 @@ def test_gradients_are_eager_s_for_every_choice_of_results(
     net, reference = twins()
     run_choices(*compiled(net, scaled, lowering=lower), net, reference)
     # (0,), (0, 1) and (2,); then one for all, to which zeros are given.
-    assert len(compiled_backwards) == (0 if lower == "eager" else unread_results.MOST + 1)
+    assert len(compiled_backwards) == (0 if lower == "eager" else unused_results.MOST + 1)
 
 
 @pytest.mark.inductor
@@ -126,7 +126,7 @@ def test_inductor_compiles_a_backward_for_each_choice(compiled_backwards: list[A
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_no_zeros_are_written_for_unread_results(scaled: bool) -> None:
+def test_no_zeros_are_written_for_unused_results(scaled: bool) -> None:
     net = Net()
     function, scale = compiled(net, scaled, lowering="aot_eager")
     loss, *_ = function(torch.randn(5, 4))

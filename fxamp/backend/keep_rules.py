@@ -36,7 +36,7 @@ _WITH_HOST = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
-class KeptRules(Participant):
+class KeepRules(Participant):
     """A policy with rules for kept values; ``kept`` fills with the outcome for each value as graphs are compiled.
 
     ``inspected``: graphs of the CPU show what happens on the policy's device.
