@@ -1,7 +1,7 @@
 """Which values of a graph may share memory, and which of them are written to."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,7 +195,8 @@ class _Effect:
     """What one body of a higher-order op does to the operands.
 
     ``aliased``: by result, the operands that it may share memory with; ``shared``: by result, the earlier results;
-    ``identity``: the operand that a result is; ``written``: the operands that are written to.
+    ``identity``: the operand that a result is, after a write that a Function marks dirty too; ``written``: the operands
+    that are written to.
     """
 
     aliased: dict[int, list[Node]]
@@ -208,12 +209,14 @@ def _effects(node: Node) -> list[_Effect]:
     """Return an effect for each body of a higher-order op if the bodies are known; empty for every other node."""
     function, hook = autograd_function(node), gradient_hook(node)
     if hook is not None:
-        return [_effect(hook.module, (None, *hook.operands[1:]), False)]
-    known = bodies(node) if function is None else [function.forward]
-    return [_effect(body.module, body.operands, function is not None) for body in known]
+        return [_effect(hook.module, (None, *hook.operands[1:]))]
+    if function is not None:
+        dirty: Any = node.kwargs.get("dirty_idx", ())
+        return [_effect(function.forward.module, function.forward.operands, saves=True, dirty=dirty)]
+    return [_effect(body.module, body.operands) for body in bodies(node)]
 
 
-def _effect(body: GraphModule, operands: tuple[Any, ...], saves: bool) -> _Effect:
+def _effect(body: GraphModule, operands: tuple[Any, ...], saves: bool = False, dirty: Collection[int] = ()) -> _Effect:
     sets = AliasSets(body.graph)
     returned: Any = graph_output(body.graph).args[0]
     results = list(enumerate(pytree.tree_leaves(returned[0] if saves else returned)))
@@ -226,9 +229,20 @@ def _effect(body: GraphModule, operands: tuple[Any, ...], saves: bool) -> _Effec
     return _Effect(
         {i: [outside for inside, outside in bound if sets.shared(result, inside)] for i, result in tensors},
         {i: [k for k, other in tensors if k < i and sets.shared(result, other)] for i, result in tensors},
-        {i: outside for i, result in tensors for inside, outside in bound if result is inside},
+        {
+            i: at
+            for i, result in tensors
+            for inside, at in bound
+            if inside is (_first(result) if i in dirty else result)
+        },
         [outside for inside, outside in bound if sets.mutated(inside)],
     )
+
+
+def _first(node: Node) -> Node:
+    """Return the first node for the tensor of ``node``."""
+    earlier = alias_of(node)
+    return node if earlier is None else _first(earlier)
 
 
 def _aliased_by_pick(node: Node) -> list[Node]:

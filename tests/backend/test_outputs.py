@@ -121,6 +121,22 @@ def function_and_its_input(x: Tensor, w: Tensor) -> Any:
     return Doubled.apply(h), h
 
 
+def function_that_writes_to_its_input(x: Tensor, w: Tensor) -> Any:
+    class Shifted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Tensor) -> Tensor:
+            a.add_(1)
+            ctx.mark_dirty(a)
+            return a
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient * 2
+
+    h = x @ w
+    return h[None], Shifted.apply(h), h.t()
+
+
 def checkpoint_that_returns_a_tensor_from_outside(x: Tensor, w: Tensor) -> Any:
     h = x @ w
     return checkpoint(lambda a: h, h, use_reentrant=False), h.contiguous()
@@ -156,6 +172,7 @@ PROGRAMS = [
     checkpoint_that_returns_its_input,
     checkpoint_written_to,
     function_and_its_input,
+    function_that_writes_to_its_input,
     checkpoint_that_returns_a_tensor_from_outside,
     converted_to_the_dtype_of_another,
     copies,
@@ -168,12 +185,14 @@ def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> Non
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
-@each_once("program, lowering", [*PROGRAMS, einsum_that_views], LOWERINGS)
-def test_what_shares_memory_under_autocast_shares_it_here(program: Callable[..., Any], lowering: str) -> None:
+@each_once("program, lowering, grad", [*PROGRAMS, einsum_that_views], LOWERINGS, [False, True])
+def test_what_shares_memory_under_autocast_shares_it_here(
+    program: Callable[..., Any], lowering: str, grad: bool
+) -> None:
     x, w = leaf(4, 4), leaf(4, 4)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
         want = torch.utils._pytree.tree_leaves(program(x, w))
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         got = torch.utils._pytree.tree_leaves(compile_with(program, lowering)(x, w))
     for i, a in enumerate(got):
         for k, b in enumerate(got):
