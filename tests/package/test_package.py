@@ -87,8 +87,7 @@ def test_the_wheel_holds_everything_and_imports_alone(tmp_path: Path) -> None:
     expected |= {f"fxamp/tools/show/page/{path.name}" for path in pages if path.is_file()}
     expected |= {
         "fxamp/py.typed",
-        "fxamp/policies/README.md",
-        "fxamp/policies/SHIPPED.md",
+        *(f"fxamp/policies/{page}.md" for page in ("README", "SHIPPED", "BEYOND_CASTS")),
         "fxamp/policies/schema.json",
     }
     expected |= {"fxamp/tools/show/README.md", "fxamp/tools/show/schema.json"}
