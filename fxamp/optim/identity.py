@@ -10,49 +10,71 @@ from torch import Tensor
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import set_version
 
-_layout, _dtype, _version = map(attrgetter, ("layout", "dtype", "_version"))
+_version = attrgetter("_version")
 
-#: Version numbers that identities give to gradients; so many writes in place happen to no tensor.
-_versions = count(2**20)
+#: Version numbers that identities give to gradients: so many writes in place happen to no tensor.
+_FIRST = 2**20
+_versions = count(_FIRST)
 
 
-class Identity:
-    """Gradients at one moment: the address of each, and a version number (of writes) that only they have.
+class Identities:
+    """Gradients as backwards returned them: the address of each, and a version number (of writes) of that backward.
 
-    Memory that is freed and used again has another version. It keeps no gradient alive, and autograd can still take
-    each over as ``.grad``, which shares its version. If one of the gradients is sparse, none is identified. Neither is
-    one in float16, which may be a tensor of the program's own: others are made by unscaling.
+    No other tensors have this version, not even in memory that is freed and used again. It keeps no gradient alive, and
+    autograd can still take each over as ``.grad``, which shares its version.
     """
 
-    def __init__(self, gradients: Sequence[Tensor]) -> None:
-        self._addresses: list[int] = []
-        self._version = next(_versions)
-        if {torch.strided}.issuperset(map(_layout, gradients)):
-            own = gradients
-            if not HALVES.isdisjoint(map(_dtype, gradients)):
-                own = [gradient for gradient in gradients if gradient.dtype not in HALVES]
-            set_version(own, self._version)
-            self._addresses = list(map(Tensor.data_ptr, gradients))
+    def __init__(self) -> None:
+        self._noted: dict[object, int] = {}
 
-    def unchanged(self, places: Sequence[int | None], gradients: Sequence[Tensor | None]) -> list[int]:
-        """Return those of ``places``, one for each position here, whose gradient is what stood at the position.
+    def note(
+        self, gradients: Sequence[Tensor], owners: Sequence[Tensor | None] | None = None, dense: bool = False
+    ) -> int:
+        """Note what a backward returns, of which that :func:`has_identity`; returns the version that it gets.
 
-        ``gradients``: by place, each a dense tensor of class Tensor, or None.
+        ``owners``: each is noted as the gradient of this parameter alone; None: as that of any. ``dense``: whether the
+        caller knows that all have an identity.
         """
-        whole = [place for place in places if place is not None]
-        if len(whole) == len(places) and self._are([gradients[at] for at in whole]):  # several times as fast
-            return whole
+        if not dense:
+            fit = [at for at, gradient in enumerate(gradients) if has_identity(gradient)]
+            gradients = [gradients[at] for at in fit]
+            owners = None if owners is None else [owners[at] for at in fit]
+        version = next(_versions)
+        set_version(gradients, version)
+        addresses = map(Tensor.data_ptr, gradients)
+        keys = addresses if owners is None else zip(addresses, map(id, owners), strict=True)
+        self._noted.update(dict.fromkeys(keys, version))
+        return version
+
+    def changed(self, gradients: Sequence[Tensor | None], owners: Sequence[Tensor]) -> list[int]:
+        """Return the places of those ``gradients`` of ``owners`` that are not exactly what a backward returned."""
+        if self._are_noted(gradients, owners):  # many times as fast
+            return []
         return [
-            place
-            for place, address in zip(places, self._addresses, strict=False)
-            if place is not None
-            and (gradient := gradients[place]) is not None
-            and gradient._version == self._version
-            and gradient.data_ptr() == address
+            at
+            for at, (gradient, owner) in enumerate(zip(gradients, owners, strict=True))
+            if not self._are_noted([gradient], [owner])
         ]
 
-    def _are(self, gradients: Sequence[Tensor | None]) -> bool:
-        """Whether ``gradients``, by position, are all that stood here."""
-        if not {Tensor}.issuperset(map(type, gradients)) or not {self._version}.issuperset(map(_version, gradients)):
+    def _are_noted(self, gradients: Sequence[Tensor | None], owners: Sequence[Tensor]) -> bool:
+        if not {Tensor}.issuperset(map(type, gradients)):
             return False
-        return self._addresses == list(map(Tensor.data_ptr, gradients))  # type: ignore[arg-type]  # none is None
+        versions = list(map(_version, gradients))
+        if min(versions, default=_FIRST) < _FIRST:
+            return False
+        addresses = list(map(Tensor.data_ptr, gradients))  # type: ignore[arg-type]  # none is None
+        if versions == list(map(self._noted.get, addresses)):
+            return True
+        return versions == list(map(self._noted.get, zip(addresses, map(id, owners), strict=True)))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._noted.clear()
+
+
+def has_identity(gradient: Tensor) -> bool:
+    """Whether a backward's ``gradient`` can be noted: if it is dense, and was made by the backward.
+
+    One in float16 may be a tensor of the program's own; others are made by unscaling.
+    """
+    return gradient.layout is torch.strided and gradient.dtype not in HALVES

@@ -20,7 +20,12 @@ class Flags(Protocol):
     """Where backwards report overflows; see :class:`fxamp.scaler.graphs.graph_flags.GraphFlags`."""
 
     def record(
-        self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+        self,
+        owners: Callable[[], Sequence[Owner]],
+        flags: Tensor,
+        gradients: Sequence[Tensor],
+        square: Tensor | None = None,
+        dense: bool = False,
     ) -> None: ...
 
     def note_forward(self) -> None: ...

@@ -1,6 +1,6 @@
 """Training with scaled backwards on DTensors: the ranks of a mesh skip the same steps, and flags have names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,8 +40,8 @@ class Watched(GraphFlags):
         super().__init__()
         self.owners: list[Any] = []
 
-    def record(self, owners: Sequence[Any], *reported: Any) -> None:
-        self.owners += owners
+    def record(self, owners: Callable[[], Sequence[Any]], *reported: Any) -> None:
+        self.owners += owners()
         super().record(owners, *reported)
 
 

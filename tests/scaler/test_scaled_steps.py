@@ -12,8 +12,9 @@ from support.programs.small_models import Layer
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.optim.gradients import GradientGroup
 from fxamp.reports import registry
-from fxamp.scaler.graphs.graph_flags import GraphFlags
+from fxamp.scaler.torch_contract import gradient_check
 
 INF = float("inf")
 LOWERINGS = ("aot_eager", "eager")
@@ -24,14 +25,18 @@ Read = Callable[[], int]
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """How many gradients the last check read again."""
     counts: list[int] = []
-    reports = GraphFlags.reports
+    flags, check_group = fxamp.GradScaler._flags, gradient_check.check_group
 
-    def counting(self: GraphFlags, *arguments: Any, **options: Any) -> Any:
-        parts = reports(self, *arguments, **options)
-        counts.append(sum(len(part.unread) for part in parts if part.unread is not None))
-        return parts
+    def checking(self: fxamp.GradScaler, *arguments: Any, **options: Any) -> Any:
+        counts.append(0)
+        return flags(self, *arguments, **options)
 
-    monkeypatch.setattr(GraphFlags, "reports", counting)
+    def reading(group: GradientGroup, *arguments: Any) -> Tensor:
+        counts[-1] += len(group.gradients)
+        return check_group(group, *arguments)
+
+    monkeypatch.setattr(fxamp.GradScaler, "_flags", checking)
+    monkeypatch.setattr(gradient_check, "check_group", reading)
     return lambda: counts[-1]
 
 
@@ -132,7 +137,7 @@ def test_memory_that_is_used_again_is_not_taken_for_what_was_checked() -> None:
     scaler.scale(torch.ones(()))
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)
     address, version = parameter.grad.data_ptr(), parameter.grad._version
-    scaler.graphs.record([weakref.ref(parameter)], torch.zeros(1, dtype=torch.bool), [parameter.grad])
+    scaler.graphs.record(lambda: [weakref.ref(parameter)], torch.zeros(1, dtype=torch.bool), [parameter.grad])
     parameter.grad = None
     memory[:] = torch.full((4,), INF).numpy().tobytes()
     parameter.grad = torch.frombuffer(memory, dtype=torch.float32)

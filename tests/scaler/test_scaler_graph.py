@@ -36,7 +36,7 @@ class Graph:
             gradients.append(true)
             if owner is not None:
                 owner.grad = true if owner.grad is None else owner.grad + true
-        self.scaler.graphs.record(self.owners, torch.tensor(scales).to(self.flags), gradients)
+        self.scaler.graphs.record(lambda: self.owners, torch.tensor(scales).to(self.flags), gradients)
 
 
 def parameters(count: int) -> list[Tensor]:
@@ -138,11 +138,22 @@ def test_flags_that_cannot_be_right_are_refused() -> None:
     own = parameters(2)
     owners = [weakref.ref(parameter) for parameter in own]
     with pytest.raises(OptionError, match="call attach"):
-        GradScaler("cpu").graphs.record(owners, torch.zeros(2, dtype=torch.bool), own)
+        GradScaler("cpu").graphs.record(lambda: owners, torch.zeros(2, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 2 gradients, flags of shape \(3,\)"):
-        attached().graphs.record(owners, torch.zeros(3, dtype=torch.bool), own)
+        attached().graphs.record(lambda: owners, torch.zeros(3, dtype=torch.bool), own)
     with pytest.raises(OptionError, match=r"2 parameters, 1 gradients, flags of shape \(2,\)"):
-        attached().graphs.record(owners, torch.zeros(2, dtype=torch.bool), own[:1])
+        attached().graphs.record(lambda: owners, torch.zeros(2, dtype=torch.bool), own[:1])
+
+
+def test_a_gradient_that_was_another_parameters_is_read() -> None:
+    """Its flag is the other one's, which another optimizer has."""
+    scaler = attached()
+    one, other = parameters(2)
+    scaler.scale(torch.ones(()))
+    Graph(scaler, [one, other]).backward([1])
+    one.grad = other.grad
+    assert finish(scaler, torch.optim.SGD([one], lr=0.5))
+    assert_same(one.detach(), torch.ones(2))
 
 
 def test_a_model_that_is_gone_reports_for_nobody() -> None:

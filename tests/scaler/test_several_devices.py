@@ -115,7 +115,7 @@ def test_flags_of_graphs_on_both() -> None:
     for parameter, device in zip(parameters, (GPU, HOST), strict=True):
         parameter.grad = torch.ones(2)
         bad, square = torch.ones(1, dtype=torch.int32, device=device), torch.full((), 2.0, device=device)
-        flags.record([ref(parameter)], bad, [parameter.grad], square)
+        flags.record(lambda parameter=parameter: [ref(parameter)], bad, [parameter.grad], square)
     for device in (GPU, HOST):
         square = flags.square(Gradients(parameters), device)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

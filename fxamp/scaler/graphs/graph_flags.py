@@ -1,6 +1,7 @@
 """The flags of one scaler's compiled graphs: what their backwards reported since the last update."""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,65 +11,38 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import OptionError
 from fxamp.optim.gradients import GradientGroup, Gradients
-from fxamp.optim.identity import Identity
+from fxamp.optim.identity import Identities
 from fxamp.reports.nonfinite import NonFinite
 from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
-from fxamp.torch_devices import moved
+from fxamp.torch_devices import known, moved
 from fxamp.torch_private import compile_options, running_wrapper
+
+MOST_SQUARES = 256
+"""Maximum number of backwards whose sum of squares is kept, if no update drops them."""
 
 
 class _Backward:
-    """What compiled backwards reported of the gradients of ``owners``; of several, the identity and square of the last.
+    """What compiled backwards reported of the gradients of ``owners``, unless the host knows that all are finite.
 
     Attributes:
         owners: weak references to the parameters; None for a gradient that belongs to none.
         unowned: the number of these.
         flags: whether each overflowed, bool or int32 ``[len(owners)]``.
-        identity: of the gradients, as they were returned to autograd.
-        square: the sum of the squares of all of them, 0-dim float32; None if unknown.
     """
 
-    def __init__(self, owners: Sequence[Owner], flags: Tensor, identity: Identity, square: Tensor | None) -> None:
-        self.owners, self.unowned = owners, owners.count(None)
-        self.flags, self.identity, self.square = flags, identity, square
-
-    def add(self, later: "_Backward") -> None:
-        """Add what a later backward reported of the same owners."""
-        self.flags = self.flags | later.flags
-        self.identity, self.square = later.identity, later.square
+    def __init__(self, owners: Sequence[Owner], flags: Tensor) -> None:
+        self.owners, self.unowned, self.flags = owners, owners.count(None), flags
 
     def living(self) -> list[Tensor | None]:
         """Return the owners; None for one that is gone, and for a gradient that belongs to none."""
         return [None if owner is None else owner() for owner in self.owners]
 
 
-class _Share:
-    """A backward's part in some parameters.
-
-    Attributes:
-        owners: of the backward's gradients.
-        places: the place of each among the parameters, None for any other.
-        count: the number of its gradients that belong to the parameters.
-        whole: whether none of them belongs to another parameter.
-    """
-
-    def __init__(self, backward: _Backward, places: dict[int, int]) -> None:
-        """``places``: the place of each of the parameters, by id."""
-        self.backward, self.owners = backward, backward.living()
-        self.places = list(map(places.get, map(id, self.owners)))
-        others = self.places.count(None)
-        self.count, self.whole = len(self.places) - others, others == backward.unowned
-
-    def unchanged(self, gradients: Sequence[Tensor | None]) -> list[int]:
-        """Return the places whose gradient is exactly what the backward returned; ``gradients``: by place."""
-        return self.backward.identity.unchanged(self.places, gradients)
-
-
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What graphs say of some of the gradients that a check has to do with.
+    """What graphs report of some of the gradients that a check has to do with.
 
     ``parameters``: theirs; None for a gradient that belongs to none. ``flags``: whether a graph saw an overflow in
     each, bool or int32; None if there are no graphs. ``unread``: the places of gradients that a check must read,
@@ -106,6 +80,8 @@ class GraphFlags:
         self.scaled_losses = scaled_losses
         self.accounts: list[weakref.WeakMethod[Callable[[], tuple[NonFinite, ...]]]] = []
         self._backwards: dict[tuple[int, ...], _Backward] = {}
+        self._checked = Identities()
+        self._squares: dict[int, tuple[int, Tensor]] = {}
         self._tables: dict[torch.device, FlagTable] = {}
         self._everybody = torch.empty(0)
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -148,78 +124,106 @@ class GraphFlags:
     # ---- what backwards report ----
 
     def record(
-        self, owners: Sequence[Owner], flags: Tensor, gradients: Sequence[Tensor], square: Tensor | None = None
+        self,
+        owners: Callable[[], Sequence[Owner]],
+        flags: Tensor,
+        gradients: Sequence[Tensor],
+        square: Tensor | None = None,
+        dense: bool = False,
     ) -> None:
         """Record what one compiled backward found; waits for no device.
 
         Args:
-            owners: for each flag a weak reference to the parameter whose gradient it is, or None for a gradient that
-                no parameter owns; such a flag counts for every optimizer.
-            flags: bool, or 0 or 1 in int32, ``[len(owners)]``: whether a gradient holds an inf or NaN.
+            owners: returns for each flag a weak reference to the parameter whose gradient it is, or None for a gradient
+                that no parameter owns; such a flag counts for every optimizer. Called if a flag may be set.
+            flags: bool, or 0 or 1 in int32, ``[len(gradients)]``: whether a gradient holds an inf or NaN.
             gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
                 whose ``.grad`` at the step is another tensor, or was written to, is checked again.
             square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
+            dense: whether the caller knows that every gradient :func:`~fxamp.optim.identity.has_identity`.
 
         Raises:
             OptionError: the scaler is not attached to a backend, or the lengths differ.
         """
         if not self.attached:
             raise OptionError("flags of a graph: call attach() first, so that scale() leaves losses to the graph")
-        if flags.shape != (len(owners),) or len(gradients) != len(owners):
+        clean = known(flags) is False
+        references = () if clean else owners()
+        if flags.shape != (len(gradients),) or not (clean or len(references) == len(gradients)):
             raise OptionError(
-                f"flags of a graph: {len(owners)} parameters, {len(gradients)} gradients, flags of shape "
+                f"flags of a graph: {len(owners())} parameters, {len(gradients)} gradients, flags of shape "
                 f"{tuple(flags.shape)}"
             )
-        report = _Backward(owners, flags, Identity(gradients), square)
-        # A living tensor has one weak reference, which the report keeps.
-        earlier = self._backwards.setdefault(tuple(map(id, owners)), report)
-        if earlier is not report:
-            earlier.add(report)
+        living = None
+        if not clean:
+            # A living tensor has one weak reference, which the report keeps.
+            backward = _Backward(references, flags)
+            earlier = self._backwards.setdefault(tuple(map(id, references)), backward)
+            if earlier is not backward:
+                earlier.flags = earlier.flags | flags
+            living = backward.living()
+        version = self._checked.note(gradients, living, dense)
+        if square is not None:
+            if len(self._squares) == MOST_SQUARES:
+                self._squares.clear()
+            self._squares[version] = len(gradients), square
 
     # ---- what a check reads ----
 
+    def clean(self, gradients: Gradients) -> bool:
+        """Whether the host knows that all backwards were finite, and that they returned ``gradients`` as they are."""
+        own = gradients.gradients
+        return bool(own) and not self._backwards and not self._checked.changed(own, gradients.parameters)
+
     def reports(self, group: GradientGroup, trusted: bool) -> list[Report]:
-        """Return reports on all gradients of ``group``, with flags on its device.
+        """Return reports on all gradients of ``group``, with flags on its device, but on none that the host knows.
 
         ``trusted``: False says of no gradient that it is unchanged, so that all are read.
         """
         parameters = group.parameters
-        if not self.attached:
-            return [Report(parameters, None, [*range(len(parameters))])] if parameters else []
-        shares = self._shares(parameters)
-        unread = _changed(shares, group.as_they_are()) if trusted else [*range(len(parameters))]
-        if unread or not _partition(shares, parameters):
-            return self._by_parameter(parameters, unread, group.device)
-        flags = [moved(share.backward.flags, group.device) for share in shares]
-        if len(shares) == 1:
-            return [Report(shares[0].owners, flags[0])]
-        return [Report([owner for share in shares for owner in share.owners], torch.cat(flags))]
+        trusted = trusted and self.attached
+        unread = self._checked.changed(group.as_they_are(), parameters) if trusted else [*range(len(parameters))]
+        if not self._backwards:
+            return [Report([parameters[at] for at in unread], None, unread)] if unread else []
+        report = None if unread else self._whole(parameters, group.device)
+        return [report] if report is not None else self._by_parameter(parameters, unread, group.device)
 
     def square(self, gradients: Gradients, device: torch.device) -> Tensor | None:
         """Return the sum of the squares of an optimizer's gradients, 0-dim float32 on ``device``; None if unknown.
 
         It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
-        if not gradients.plain or all(backward.square is None for backward in self._backwards.values()):
+        own = gradients.gradients
+        if not self._squares or not gradients.plain or self._checked.changed(own, gradients.parameters):
             return None
-        parameters = gradients.parameters
-        shares = [share for share in self._shares(parameters) if share.count]
-        squares = [moved(square, device) for share in shares if (square := share.backward.square) is not None]
-        known = len(squares) == len(shares) and not any(share.backward.unowned for share in shares)
-        if not squares or not known or not _partition(shares, parameters) or _changed(shares, gradients.gradients):
-            return None
-        return torch.stack(squares).sum()
+        squares = []
+        for version, count in Counter(gradient._version for gradient in own).items():
+            whole, square = self._squares.get(version, (0, None))
+            if square is None or count != whole:
+                return None
+            squares.append(moved(square, device))
+        return torch.stack(squares).sum() if squares else None
 
     def clear(self) -> None:
         """Drop all flags, and the record of which gradients were checked; the scaler stays attached."""
         self._backwards.clear()
+        self._checked.clear()
+        self._squares.clear()
         self.scaled_losses = False
 
-    def _shares(self, parameters: Sequence[Tensor]) -> list[_Share]:
-        """Return the backwards' parts in the parameters, of those that have one."""
-        places = dict(zip(map(id, parameters), range(len(parameters)), strict=True))
-        shares = [_Share(backward, places) for backward in self._backwards.values()]
-        return [share for share in shares if share.count or share.backward.unowned]
+    def _whole(self, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
+        """Return the flags of backwards, as they are, if each of the parameters is in one, which has no others.
+
+        Backwards of other parameters alone do not matter.
+        """
+        wanted = set(map(id, parameters))
+        parts = [(backward.flags, backward.unowned, backward.living()) for backward in self._backwards.values()]
+        parts = [part for part in parts if part[1] or not wanted.isdisjoint(map(id, part[2]))]
+        owners = [owner for _, _, living in parts for owner in living]
+        if len(owners) != len(wanted) or wanted != set(map(id, owners)):
+            return None
+        flags = [moved(own, device) for own, _, _ in parts]
+        return Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))
 
     def _by_parameter(self, parameters: Sequence[Tensor], unread: list[int], device: torch.device) -> list[Report]:
         """Return reports where a flag of each parameter must be put together; unchanged gradients first."""
@@ -252,14 +256,3 @@ class GraphFlags:
         for table in self._tables.values():
             flags = torch.maximum(flags, moved(table.read(parameters), device))
         return flags.clamp(max=1)
-
-
-def _changed(shares: Sequence[_Share], gradients: Sequence[Tensor | None]) -> list[int]:
-    """Return the places of the gradients that are not exactly what one of the backwards returned."""
-    unchanged = {at for share in shares for at in share.unchanged(gradients)}
-    return sorted(unchanged.symmetric_difference(range(len(gradients))))
-
-
-def _partition(shares: Sequence[_Share], parameters: Sequence[Tensor]) -> bool:
-    """Whether each of the parameters is in one share, and the backwards had no others; the shares cover them all."""
-    return False not in [share.whole for share in shares] and sum([share.count for share in shares]) == len(parameters)

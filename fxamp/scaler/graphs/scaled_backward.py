@@ -7,6 +7,7 @@ from the outputs, and reports them.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
+from fxamp.optim.identity import has_identity
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
@@ -83,7 +85,9 @@ class Scaling(Participant):
             scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
             halves = _Halves.of(gm)
             compiled = compiler(gm, [*inputs, scale])
-            return _wrap(compiled, self.scaler, scale.device, flagged, halves, self.scaler.graph_norm)
+            results: Any = graph_output(gm.graph).args[0]
+            dense = all(has_identity(results[at].meta["val"]) for at in flagged)
+            return _wrap(compiled, self.scaler, scale.device, flagged, halves, dense)
 
         return compile_scaled
 
@@ -143,8 +147,11 @@ class _Halves:
 
 
 def _wrap(
-    compiled: Boxed, scaler: BackwardScaler, device: torch.device, flagged: tuple[int, ...], halves: _Halves, norm: bool
+    compiled: Boxed, scaler: BackwardScaler, device: torch.device, flagged: Sequence[int], halves: _Halves, dense: bool
 ) -> Boxed:
+    """``dense``: whether all gradients have an identity."""
+    norm = scaler.graph_norm
+
     def run(args: list[Any]) -> list[Any]:
         node, scale = running_node(), scaler.graph_scale(device)
         scaled_outside = crossed(node)
@@ -156,7 +163,8 @@ def _wrap(
         flags = results.pop()
         halves.leave(results, scale, node, scaled_outside)
         gradients = [results[at] for at in flagged]
-        scaler.graphs.record(owner_references(node, len(results), flagged), flags, gradients, square)
+        owners = partial(owner_references, node, len(results), flagged)
+        scaler.graphs.record(owners, flags, gradients, square, dense)
         explain_double_backward(node)
         return results
 

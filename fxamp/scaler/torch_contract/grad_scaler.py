@@ -33,6 +33,9 @@ from fxamp.torch_private import untraced
 
 T = TypeVar("T")
 
+#: The device whose values the host knows without waiting.
+_CPU = torch.device("cpu")
+
 
 @named_arguments
 class GradScaler(torch.amp.GradScaler):
@@ -460,6 +463,9 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: bool,
         squares: clip.Squares | None = None,
     ) -> dict[torch.device, Tensor]:
+        if squares is None and found_inf is None and self.graphs.clean(gradients):
+            self._ledger.names.meet(optimizer)
+            return {_CPU: torch.zeros((), dtype=torch.float32, device=_CPU)}
         if not allow_fp16 and torch.float16 in gradients.dtypes:
             raise ValueError("Attempting to unscale FP16 gradients.")
         groups = gradients.groups(by_spread=squares is not None)

@@ -58,7 +58,7 @@ def _run_fused(call: StepCall, scale: Tensor, scaled: bool, first: bool) -> tupl
     the CPU if a parameter is there.
     """
     optimizer: Any = call.optimizer
-    on_cpu = "cpu" in [device.type for device in call.gradients.devices]
+    on_cpu = "cpu" in [place.type for place in call.record.found_inf_per_device]
     device = torch.device("cpu") if on_cpu else scale.device
     overflow = call.record.found_inf(device)
     skipped = bool(overflow.item()) if first else overflow
