@@ -129,7 +129,7 @@ def participants_of(
     members = [] if policy is None else _of_policy(policy, options, gm, ended)
     if options.nonfinite is not None:
         monitor = Monitor(options.nonfinite, options.scaler is not None)
-        members.append(Watching(monitor))
+        members.append(Watching(monitor, options.lowering))
         if options.scaler is not None:
             options.scaler.graphs.accounts.append(WeakMethod(monitor.found))
     for member in members:

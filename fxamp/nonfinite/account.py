@@ -1,5 +1,7 @@
 """Make the account of what a run measured: which value was to blame, what it was made of, and what to try."""
 
+from dataclasses import replace
+
 from fxamp.graph_text import Entry
 from fxamp.nonfinite.advice import is_narrow, rule_in_float32
 from fxamp.nonfinite.flow import Flow, Kind
@@ -11,15 +13,19 @@ _NAMED = 5
 
 
 def account(
-    readings: Readings, origin: int, step: int, before: Readings | None, forward: Flow | None, scaled: bool
+    readings: Readings, origin: int, step: int, before: Readings | None, forward: Readings | None, scaled: bool
 ) -> NonFinite:
-    """Return the account of ``origin``; ``before``: the last readings without alarm; ``forward``: for a backward."""
+    """Return the account of ``origin``; ``before``: the last readings without alarm; ``forward``: for a backward.
+
+    An op in the backward of a Function is named as it is there; any other of a backward with its op of the forward.
+    """
     flow, value = readings.flow, readings.flow.values[origin]
     made_of = _made_of(readings, origin)
-    derived = None if forward is None or not value.forward else forward.named(value.forward)
+    derived = None if forward is None else forward.flow.position(value.forward)
+    own = None if forward is None or derived is not None else forward.flow.in_body(value.forward)
     return NonFinite(
-        entry=value.entry,
-        kind=str(value.kind),
+        entry=value.entry if own is None else replace(own, name=value.forward, values=value.entry.values),
+        kind=str(value.kind if own is None else Kind.OP),
         region="forward" if forward is None else "backward",
         value="nan" if readings.states[origin] is State.NAN else "inf",
         step=step,
@@ -27,9 +33,9 @@ def account(
         before=None if before is None else before.magnitudes[origin],
         casts=tuple(_cast(entry) for at in made_of if (entry := flow.values[at].entry).is_cast and is_narrow(entry)),
         infected=_infected(readings, origin),
-        advice=_advice(readings, origin, made_of) if forward is None else "",
-        forward=None if derived is None else derived.entry,
-        gradients=() if forward is None else _owners(readings, forward),
+        advice=_advice(readings, origin, forward, own),
+        forward=None if forward is None or derived is None else forward.flow.values[derived].entry,
+        gradients=() if forward is None else _owners(readings, forward.flow),
         scaled=scaled,
         last=step,
     )
@@ -62,19 +68,41 @@ def _infected(readings: Readings, origin: int) -> tuple[str, ...]:
     return tuple(f"{values[at].entry.name} ({values[at].entry.target})" for at in reached[:_NAMED])
 
 
-def _advice(readings: Readings, origin: int, made_of: list[int]) -> str:
-    """Return a rule that keeps the op in float32, and what made its inputs, if it is one of :data:`_SENSITIVE`.
+def _advice(readings: Readings, origin: int, forward: Readings | None, own: Entry | None) -> str:
+    """Return a rule that keeps the op in float32, or that of the ``forward`` whose gradient it computes.
 
-    None where a wider dtype does not help: if nothing has 16 bits, or an input of the op is infinite.
+    None where a wider dtype does not help: if nothing has 16 bits, or an input of the op is infinite. ``own``: the op
+    of a Function's backward.
     """
-    value, values = readings.flow.values[origin], readings.flow.values
-    if value.kind is not Kind.OP or any(readings.states[at] for at in made_of):
+    flow, value = readings.flow, readings.flow.values[origin]
+    if value.kind is not Kind.OP or any(readings.states[at] for at in _made_of(readings, origin)):
         return ""
+    narrow = is_narrow(value.entry)
+    if forward is None:
+        return rule_in_float32(_to_widen(readings, origin, narrow))
+    if own is not None:
+        return rule_in_float32([own] if narrow else [])
+    # A sum of gradients belongs to no op, but what is summed does.
+    belongs = [value.forward] if value.forward else [flow.values[at].forward for at in value.inputs]
+    derived = [at for name in belongs if (at := forward.flow.position(name)) is not None]
+    return rule_in_float32([entry for at in derived for entry in _to_widen(forward, at, narrow, backward=True)])
+
+
+def _to_widen(readings: Readings, at: int, narrow: bool, backward: bool = False) -> list[Entry]:
+    """Return the ops that must run in float32 so that the value at ``at``, or its gradient, is finite.
+
+    ``narrow``: what is not finite has 16 bits. Else what made its inputs may be at fault, if it is :data:`_SENSITIVE`.
+    """
+    value, values = readings.flow.values[at], readings.flow.values
     if value.entry.is_cast:
-        readers = [reader.entry for reader in values if origin in reader.inputs and reader.kind is Kind.OP]
-        return rule_in_float32(readers) if is_narrow(value.entry) else ""
-    makers = [entry for at in made_of for entry in _makers(readings, at)] if value.op in _SENSITIVE else []
-    return rule_in_float32([value.entry, *makers]) if makers or is_narrow(value.entry) else ""
+        if not narrow:
+            return []
+        if not backward:
+            return [reader.entry for reader in values if at in reader.inputs and reader.kind is Kind.OP]
+        return [entry for source in value.inputs for entry in _makers(readings, source)]
+    sensitive = value.op in _SENSITIVE
+    makers = [entry for source in _made_of(readings, at) for entry in _makers(readings, source)] if sensitive else []
+    return [value.entry, *makers] if makers or narrow else []
 
 
 #: Ops that make an infinity, or a NaN, of what was rounded to zero, or to less than zero, before them.

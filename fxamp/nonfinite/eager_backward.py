@@ -2,11 +2,12 @@
 
 No graph of such a backward exists. So each op of the forward marks the autograd nodes of its results. After a run the
 nodes between the results of the graph and its inputs are hooked, and a flow is made of them: with one number for each
-node, and for each gradient that enters.
+node, and for each gradient that enters. The backward of a Function is a graph, which is measured as others are: its
+values stand before its node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,8 @@ from torch.autograd.graph import get_gradient_edge as gradient_edge
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import dtype_name, inner_tensors
-from fxamp.graph.higher_order import bodies
+from fxamp.graph import dtype_name, graph_output, inner_tensors
+from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import TensorType
 from fxamp.nonfinite.flow import Flow, Kind, Value
@@ -31,22 +32,48 @@ Take = Callable[[Flow, Tensor], None]
 _LIMIT = torch.finfo(torch.float64).max
 
 
-def watch_backward(run: Callable[..., Any], gm: GraphModule, take: Take) -> Callable[..., Any]:
-    """Return ``run``, which runs ``gm`` eagerly; it watches its backwards, and hands what they measure to ``take``."""
-    _mark_ops(gm)
+@dataclass
+class _Functions:
+    """The backwards of a graph's Functions, by the name of the Function's node: their flows, and what ran last."""
+
+    flows: Mapping[str, Flow]
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+
+    def note_in(self, name: str, gm: GraphModule) -> None:
+        """Let ``gm``, the backward of the Function's node ``name``, note its numbers instead of returning them."""
+
+        def note(numbers: Tensor) -> None:
+            self.numbers[name] = numbers.detach()
+
+        output = graph_output(gm.graph)
+        results: Any = output.args[0]
+        output.args = (results[:-1],)
+        with gm.graph.inserting_before(output):
+            gm.graph.call_function(note, (results[-1],))
+        gm.recompile()
+
+
+def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow, take: Take) -> Callable[..., Any]:
+    """Return ``run``, which runs ``gm`` eagerly; it watches its backwards, and hands what they measure to ``take``.
+
+    ``forward``: the flow of ``gm``, with those of the backwards of its Functions.
+    """
+    functions = _Functions(forward.functions)
+    _mark_ops(gm, functions)
     flows: dict[tuple[Value, ...], Flow] = {}
 
     def call(*args: Any) -> Any:
         before = {gradient_edge(value).node: at for at, value in enumerate(args) if _has_gradient(value)}
         results = run(*args)
         if torch.is_grad_enabled():
-            _watch(list(dict.fromkeys(value.grad_fn for value in _differentiable(results))), before, flows, take)
+            roots = list(dict.fromkeys(value.grad_fn for value in _differentiable(results)))
+            _watch(roots, before, flows, functions, take)
         return results
 
     return call
 
 
-def _mark_ops(gm: GraphModule) -> None:
+def _mark_ops(gm: GraphModule, functions: _Functions) -> None:
     """Let each op of ``gm``, and of the bodies of its checkpoints and conds, mark the autograd nodes of its results."""
     for node in list(gm.graph.nodes):
         name = node.meta.get("custom", {}).get(OP)
@@ -54,7 +81,10 @@ def _mark_ops(gm: GraphModule) -> None:
             with gm.graph.inserting_after(node):
                 gm.graph.call_function(_mark, (node, name))
         for body in bodies(node):
-            _mark_ops(body.module)
+            _mark_ops(body.module, functions)
+        function = autograd_function(node) if name in functions.flows else None
+        if function is not None:
+            functions.note_in(name, function.backward.module)
     gm.recompile()
 
 
@@ -71,19 +101,24 @@ def _differentiable(values: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
 
 
-def _watch(roots: Sequence[Node], before: Mapping[Node, int], flows: dict[tuple[Value, ...], Flow], take: Take) -> None:
+def _watch(
+    roots: Sequence[Node],
+    before: Mapping[Node, int],
+    flows: dict[tuple[Value, ...], Flow],
+    functions: _Functions,
+    take: Take,
+) -> None:
     """Hook the autograd nodes that lead from ``roots`` to those that there were ``before``: of which input each is."""
     nodes = _between([root for root in roots if root not in before], before)
     entering = {root: at for at, root in enumerate(root for root in roots if root in nodes)}
-    positions = {node: len(entering) + at for at, node in enumerate(nodes)}
-    values = _values(nodes, entering, positions)
+    values, positions = _values(nodes, entering, functions.flows)
     edges = [(at, end) for node, at in positions.items() for end, _ in node.next_functions if end is not None]
     owners = tuple((at, before[end]) for at, end in edges if end in before)
     leaving = tuple(dict.fromkeys(at for at, end in edges if end not in nodes))
     flow = flows.setdefault(values, Flow(values, leaving, Listing("backward", ()), owners=owners))
-    backward = _Backward(flow, take)
+    backward = _Backward(flow, functions, take)
     for node, at in positions.items():
-        node.register_hook(partial(backward.note, at, entering.get(node)))
+        node.register_hook(partial(backward.note, at, entering.get(node), _own_name(node)))
 
 
 def _between(roots: Sequence[Node], before: Mapping[Node, int]) -> dict[Node, str]:
@@ -99,23 +134,57 @@ def _between(roots: Sequence[Node], before: Mapping[Node, int]) -> dict[Node, st
     return dict(sorted(made.items(), key=lambda item: made_before(item[0]), reverse=True))
 
 
-def _values(nodes: dict[Node, str], entering: dict[Node, int], positions: dict[Node, int]) -> tuple[Value, ...]:
+def _values(
+    nodes: Mapping[Node, str], entering: Mapping[Node, int], inside: Mapping[str, Flow]
+) -> tuple[tuple[Value, ...], dict[Node, int]]:
+    """Return the values of a backward, each with its position as its number, and the positions of the nodes.
+
+    ``inside``: the flows of the backwards of Functions, which come before their nodes.
+    """
     values = [_value(root, f"gradient_{at}", "gradient", (), Kind.GRADIENT, at) for root, at in entering.items()]
     reads: dict[Node, list[int]] = {node: [entering[node]] if node in entering else [] for node in nodes}
+    positions: dict[Node, int] = {}
     for node, name in nodes.items():
-        at, kind = positions[node], node.name()
-        values.append(_value(node, f"{kind}_{at}", f"autograd::{kind}", tuple(reads[node]), Kind.OP, at, name))
+        sources, flow = tuple(reads[node]), inside.get(_own_name(node))
+        if flow is not None:
+            start = len(values)
+            values += _inner_values(flow, sources, start)
+            sources = tuple(start + at for at in flow.results)
+        at = positions[node] = len(values)
+        kind = node.name()
+        values.append(_value(node, f"{kind}_{at}", f"autograd::{kind}", sources, Kind.OP, at, name))
         for inner in inner_nodes(node.next_functions):
             if inner in reads:
                 reads[inner].append(at)
-    return tuple(values)
+    return tuple(values), positions
+
+
+def _own_name(node: Node) -> str:
+    """Return the name of the forward's op that made ``node``; ``""`` if none did."""
+    return str(node.metadata.get(OP, ""))
+
+
+def _inner_values(flow: Flow, entering: tuple[int, ...], start: int) -> list[Value]:
+    """Return the values of a Function's backward from position ``start`` on; ``entering``: what its gradients are."""
+    inner = []
+    for at, value in enumerate(flow.values, start):
+        if value.kind is Kind.GRADIENT:
+            inner.append(replace(value, kind=Kind.OP, inputs=entering, passes=True))
+        else:
+            number = None if value.number is None else at
+            inner.append(replace(value, inputs=tuple(start + source for source in value.inputs), number=number))
+    return inner
 
 
 def _value(
     node: Node, name: str, target: str, inputs: tuple[int, ...], kind: Kind, at: int, forward: str = ""
 ) -> Value:
-    dtypes = [TensorType(dtype_name(dtype), ()) for dtype in gradient_dtypes(node)]
-    entry = Entry(name, "call_function" if kind is Kind.OP else "placeholder", target, values=tuple(dtypes))
+    if kind is Kind.OP:  # the gradients that it returns
+        dtypes = [gradient_dtypes(end)[index] for end, index in node.next_functions if end is not None]
+    else:
+        dtypes = gradient_dtypes(node)
+    values = tuple(TensorType(dtype_name(dtype), ()) for dtype in dtypes)
+    entry = Entry(name, "call_function" if kind is Kind.OP else "placeholder", target, values=values)
     return Value(entry, inputs, kind, at, _LIMIT, forward=forward)
 
 
@@ -124,11 +193,12 @@ class _Backward:
     """The numbers of the backward that runs, by position."""
 
     flow: Flow
+    functions: _Functions
     take: Take
     noted: dict[int, Tensor] = field(default_factory=dict)
 
     @untraced
-    def note(self, at: int, entering: int | None, returned: Sequence[Any], received: Sequence[Any]) -> None:
+    def note(self, at: int, entering: int | None, name: str, returned: Sequence[Any], received: Sequence[Any]) -> None:
         """Note what a node returns, and what entered the graph at it; called as a hook of the node."""
         with torch.no_grad():
             if not self.noted:
@@ -136,12 +206,17 @@ class _Backward:
             self.noted[at] = _largest(returned)
             if entering is not None:
                 self.noted[entering] = _largest(received)
+            if name in self.functions.numbers:
+                inside = self.functions.flows[name].values
+                numbers = self.functions.numbers.pop(name).unbind()
+                start = at - len(inside)
+                self.noted |= {start + i: numbers[v.number] for i, v in enumerate(inside) if v.number is not None}
 
     @untraced
     def finish(self) -> None:
         """Hand on what was noted; what did not run is as if it were zero."""
         zero = torch.zeros((), device=next(iter(self.noted.values())).device)
-        numbers = _stacked([self.noted.get(at, zero) for at in range(self.flow.numbers)])
+        numbers = _stacked([self.noted.get(at, zero) for at in range(len(self.flow.values))])
         self.noted.clear()
         self.take(self.flow, numbers)
 

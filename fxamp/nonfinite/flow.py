@@ -1,13 +1,14 @@
 """What flows where in a graph, as plain data: enough to find the op that made the first value that is not finite.
 
 A flow is made once, when a graph is compiled, after its values were measured (:mod:`fxamp.passes.shared.magnitudes`).
-The ops inside of checkpoints are among the others. A value that is not measured is as finite as what it is made of.
+The ops inside of checkpoints, conds and the forwards of Functions are among the others. A value that is not measured is
+as finite as what it is made of.
 """
 
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
-from fxamp.graph.higher_order import bodies
+from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.shared.kept_packing import PACKED
@@ -67,7 +68,8 @@ class Flow:
     """The values of a graph in program order, the positions of its floating results, and the graph's listing.
 
     ``inputs`` are the names of a forward's inputs, as the model calls its parameters. ``owners``: the positions of
-    results of a backward, each with the number of the input whose gradient it is.
+    results of a backward, each with the number of the input whose gradient it is. ``functions``: by the names of
+    Functions' nodes the flows of their backwards that are measured by themselves.
     """
 
     values: tuple[Value, ...]
@@ -75,31 +77,39 @@ class Flow:
     listing: Listing
     inputs: tuple[str, ...] = ()
     owners: tuple[tuple[int, int], ...] = ()
+    functions: Mapping[str, "Flow"] = field(default_factory=dict)
 
     @property
     def numbers(self) -> int:
         """How many values are measured."""
         return sum(value.number is not None for value in self.values)
 
-    def named(self, name: str) -> Value | None:
-        """Return the value of the forward's node called ``name``."""
-        return next((value for value in self.values if value.entry.name == name), None)
+    def position(self, name: str) -> int | None:
+        """Return the position of the value of the node called ``name``."""
+        return next((at for at, value in enumerate(self.values) if value.entry.name == name), None)
+
+    def in_body(self, name: str) -> Entry | None:
+        """Return the node called ``"body/name"`` of a body, whether it is among the values or not."""
+        *path, own = name.split("/")
+        listing = self.listing
+        for body in path:
+            listing = listing.bodies[body]
+        return listing.entry(own) if path else None
 
 
-def flow_of(gm: GraphModule, listing: Listing, parameters: Sequence[bool] = ()) -> Flow:
+def flow_of(gm: GraphModule, listing: Listing, kinds: Sequence[Kind] = ()) -> Flow:
     """Return the flow of ``gm``, whose values are measured; ``listing`` is that of ``gm`` before.
 
-    ``parameters``: for each input whether it is a parameter. Inputs of a backward are known by what they are.
+    ``kinds``: of its inputs. Those of AOTAutograd's backward are known by what they are.
     """
     names = {name: at for at, name in enumerate(graph_output(gm.graph).meta[MEASURED])}
     reader = _Reader(names)
-    kinds = [Kind.PARAMETER if parameter else Kind.INPUT for parameter in parameters]
     returned = reader.read(gm, listing, "", kinds or _kinds(gm), ())
     results = tuple(dict.fromkeys(at for at in returned if at is not None and reader.values[at].limit))
     inputs = tuple(_input_name(node) for node in gm.graph.find_nodes(op="placeholder"))
     known = zip(returned, _owners(gm), strict=True)
     owners = tuple((at, owner) for at, owner in known if at is not None and owner is not None)
-    return Flow(tuple(reader.values), results, listing, inputs, owners)
+    return Flow(tuple(reader.values), results, listing, inputs, owners, reader.functions)
 
 
 def _input_name(node: Node) -> str:
@@ -109,12 +119,11 @@ def _input_name(node: Node) -> str:
 
 
 def _owners(gm: GraphModule) -> list[int | None]:
-    """Return for each result of ``gm`` that is a node the number of the input whose gradient it is."""
+    """Return for each result of ``gm`` the number of the input whose gradient it is."""
     output = graph_output(gm.graph)
     leaves = pytree.tree_leaves(output.args[0])
     described = output.meta.get("desc", ())
-    known = [owner_of_gradient(text) for text in described] if len(described) == len(leaves) else [None] * len(leaves)
-    return [owner for leaf, owner in zip(leaves, known, strict=True) if isinstance(leaf, Node)]
+    return [owner_of_gradient(text) for text in described] if len(described) == len(leaves) else [None] * len(leaves)
 
 
 def _kinds(gm: GraphModule) -> list[Kind]:
@@ -128,11 +137,19 @@ def _kinds(gm: GraphModule) -> list[Kind]:
     return kinds
 
 
+def _flow_of_function(function: AutogradFunction, listing: Listing) -> Flow:
+    """Return the flow of a Function's backward, which is measured by itself."""
+    results: Any = graph_output(function.forward.module.graph).args[0]
+    kinds = [Kind.GRADIENT] * len(pytree.tree_leaves(results[0])) + [Kind.SAVED] * len(results[1])
+    return flow_of(function.backward.module, listing, kinds)
+
+
 class _Reader:
     """Reads graphs and the bodies in them into one list of values."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.values: list[Value] = []
+        self.functions: dict[str, Flow] = {}
         self._numbers = numbers
 
     def read(
@@ -169,14 +186,19 @@ class _Reader:
                 entry = replace(entries[source.name], values=entry.values)
             at[node] = self._add(node, entry, prefix, reads, kind)
             written += [(memory, at[node]) for memory in writes(node)]
-        return [at.get(leaf) for leaf in pytree.tree_leaves(graph_output(gm.graph).args[0]) if isinstance(leaf, Node)]
+        leaves = pytree.tree_leaves(graph_output(gm.graph).args[0])
+        return [at.get(leaf) if isinstance(leaf, Node) else None for leaf in leaves]
 
     def _bodies(
         self, node: Node, listing: Listing, prefix: str, at: Mapping[Node, Any]
     ) -> list[list[int | None]] | None:
-        """Read the bodies of a checkpoint or a cond; return the positions of each result in them. Else None."""
+        """Read the bodies that are measured; return the positions of each result in them. Else None."""
         results = []
-        for body in bodies(node):
+        function = autograd_function(node)
+        if function is not None and MEASURED in graph_output(function.backward.module.graph).meta:
+            inner = listing.bodies[str(function.backward.attribute.target)]
+            self.functions[prefix + node.name] = _flow_of_function(function, inner)
+        for body in bodies(node) if function is None else [function.forward]:
             if MEASURED in graph_output(body.module.graph).meta:
                 name = str(body.attribute.target)
                 operands = [at.get(operand) if isinstance(operand, Node) else None for operand in body.operands]

@@ -100,9 +100,10 @@ class Monitor:
         self._alarmed = copy.step
         earlier = self._before.get(copy.flow)
         before = None if earlier is None else Readings.of(copy.flow, earlier)
-        scaled = self.scaled and copy.backward
-        forward = self.forward if copy.backward else None
-        self._note(account(readings, origin, copy.step, before, forward, scaled))
+        forward = None
+        if copy.backward and self.forward is not None:  # it was finite, or nothing would be asked of its backward
+            forward = Readings.of(self.forward, self._before.get(self.forward, [0.0] * self.forward.numbers))
+        self._note(account(readings, origin, copy.step, before, forward, self.scaled and copy.backward))
 
     def _note(self, found: NonFinite) -> None:
         """Keep an account; say it, if it is the first of its kind, and in mode "raise" each time."""

@@ -13,7 +13,7 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.graph import all_nodes, is_wrapper, mode_of
 from fxamp.nonfinite.eager_backward import watch_backward
-from fxamp.nonfinite.flow import Flow, flow_of
+from fxamp.nonfinite.flow import Flow, Kind, flow_of
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.passes.backward.measure_gradients import MeasureGradients
 from fxamp.passes.base import Context
@@ -29,6 +29,7 @@ class Watching(Participant):
     """Watches one graph for values that are not finite."""
 
     monitor: Monitor
+    lowering: str
 
     @property
     def key(self) -> object:
@@ -41,9 +42,9 @@ class Watching(Participant):
         """Measure the values of the graph."""
         listing = list_graph(graph.module)
         _warn_unmeasured(graph.module)
-        run_passes(graph, Context(graph.mode), MeasureResults())
-        parameters = [isinstance(value, torch.nn.Parameter) for value in inputs]
-        self.monitor.forward = flow_of(graph.module, listing, parameters)
+        run_passes(graph, Context(graph.mode), MeasureResults(backwards=self.lowering == "eager"))
+        kinds = [Kind.PARAMETER if isinstance(value, torch.nn.Parameter) else Kind.INPUT for value in inputs]
+        self.monitor.forward = flow_of(graph.module, listing, kinds)
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         def compile_measured(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -64,7 +65,7 @@ class Watching(Participant):
             return run
 
         if lowering == "eager":
-            run = watch_backward(run, gm, partial(self._take, backward=True))
+            run = watch_backward(run, gm, flow, partial(self._take, backward=True))
 
         def call(*args: Any) -> Any:
             self.monitor.begin()

@@ -3,8 +3,9 @@
 As measure-results does for a forward, but in AOTAutograd's graph, after its decompositions: with the ops that Inductor
 lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
 what is computed again, the forward has measured, but for what a policy keeps in 16 bits; what a loss scale multiplies
-is measured on its other side. Inputs are measured before their first reader. Of the ops into which the backward of one
-op is decomposed, those are measured whose results leave it.
+is measured on its other side. What the backward of a Function computes of saved values alone may be in the forward, and
+is an input here. Inputs are measured before their first reader. Of the ops into which the backward of one op is
+decomposed, those are measured whose results leave it.
 """
 
 from dataclasses import dataclass
@@ -45,13 +46,13 @@ class MeasureGradients(TracedPass[Context]):
         known: set[Node] = set()
         for node in list(gm.graph.nodes):
             if node.op == "placeholder":
-                placed = node in entering or PACKED in node.meta
+                placed = node in entering or PACKED in node.meta or _of_function(node)
             else:
-                placed = in_backward(node) and _leaves_op(node)
+                placed = (in_backward(node) or _of_function(node)) and _leaves_op(node)
             inherits = passes_on(node) and known.issuperset(floating_inputs(node))
             if inherits:
                 known.add(node)
-            overflows = in_backward(node) and not inherits and is_narrowing(node)
+            overflows = (in_backward(node) or _of_function(node)) and not inherits and is_narrowing(node)
             if overflows or (placed and (node in returned or is_measured(node))):
                 known.add(node)
                 source = node if node.op == "placeholder" else in_shape_read(node)
@@ -64,6 +65,11 @@ class MeasureGradients(TracedPass[Context]):
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         return None if MEASURED in graph_output(gm.graph).meta else "nothing says what is measured"
+
+
+def _of_function(node: Node) -> bool:
+    """Whether ``node`` comes from the backward of a Function: AOTAutograd tags no such node."""
+    return "partitioner_tag" not in node.meta and _op(node) is not None
 
 
 def _leaves_op(node: Node) -> bool:

@@ -8,9 +8,10 @@
    without floating values does not change.
 4. An input or constant is measured before the first conversion that reads it, else before its first reader, because
    Inductor fuses no kernels whose nodes are far apart; at the start if the graph may write to it.
-5. The bodies of checkpoints and the branches of conds return theirs to the graph outside, named ``"body/node"``; those
-   of the branch that does not run are zeros. Other higher-order ops are measured by their results. Inside of torch.func
-   transforms nothing is measured: values there have other shapes.
+5. The bodies of checkpoints, the branches of conds and the forwards of Functions return theirs to the graph outside,
+   named ``"body/node"``; those of the branch that does not run are zeros. Other higher-order ops are measured by their
+   results. Inside of torch.func transforms nothing is measured: values there have other shapes. With ``backwards``
+   those of Functions return theirs as one more result, for who runs them eagerly; else AOTAutograd traces them.
 6. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
    the backward.
 """
@@ -24,7 +25,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, nesting_change, subgraphs, tensor_value
-from fxamp.graph.higher_order import bodies
+from fxamp.graph.higher_order import AutogradFunction, Body, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.magnitudes import (
     MEASURED,
@@ -48,11 +49,13 @@ class MeasureResults(Pass[Context]):
 
     name = "measure-results"
 
+    backwards: bool = False
+
     def run(self, gm: GraphModule, context: Context) -> Result:
         if MEASURED in graph_output(gm.graph).meta:
             return Result(0)
         _annotate(gm)
-        names = _measure(gm, context)
+        names = _measure(gm, context, self.backwards)
         return Result(len(names), {"measured": len(names)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
@@ -72,15 +75,15 @@ def _annotate(gm: GraphModule, prefix: str = "", whole: str = "") -> None:
         if node.op.startswith("call"):
             name = whole or prefix + node.name
             node.meta["custom"] = {**node.meta.get("custom", {}), OP: name}
-            measured = node.target in (*_CHECKPOINTS, _COND) and not whole
+            measured = not whole and (_measured_bodies(node) or autograd_function(node) is not None)
             for body, inner in subgraphs(node):
                 _annotate(inner, f"{prefix}{body.target}/", "" if measured else name)
 
 
-def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]:
+def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = False) -> list[str]:
     """Measure one graph and what is in it; return the names, and add the numbers to its outputs.
 
-    ``body``: it is a checkpoint's, and what it reads is measured outside.
+    ``body``: it is in another graph, where what it reads is measured.
     """
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
@@ -88,15 +91,15 @@ def _measure(gm: GraphModule, context: Context, body: bool = False) -> list[str]
     depth, places = 0, _places(gm)
     results = measured_results(graph_output(gm.graph))
     made = {node for node in gm.graph.nodes if is_measured(node) or node in results}
-    known = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _of_checkpoint(node)}
+    known = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _is_measured_inside(node)}
     for node in list(gm.graph.nodes):
         depth += nesting_change(node.target)
         if depth:
             continue
         source, place = places[node]
         with gm.graph.inserting_before(place):
-            if node.target in (*_CHECKPOINTS, _COND):
-                inner, numbers = _measure_bodies(node, writer.call, context)
+            if _measured_bodies(node):
+                inner, numbers = _measure_bodies(node, writer.call, context, backwards)
                 names += inner
                 parts += numbers
             elif node in made and node not in known:
@@ -130,25 +133,56 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     return places
 
 
-def _of_checkpoint(node: Node) -> bool:
-    """Whether ``node`` is a result of a checkpoint, in which it is measured."""
+def _measured_bodies(node: Node) -> list[Body]:
+    """Return the bodies whose values are measured inside: of a checkpoint, a cond, or the forward of a Function."""
+    function = autograd_function(node)
+    if function is not None:
+        results: Any = graph_output(function.forward.module.graph).args[0]
+        return [function.forward] if isinstance(results[0], (tuple, list)) else []
+    return bodies(node) if node.target in (*_CHECKPOINTS, _COND) else []
+
+
+def _is_measured_inside(node: Node) -> bool:
+    """Whether ``node`` is a result of a checkpoint or of a Function, in which it is measured."""
     source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, Node) and source.target in _CHECKPOINTS
+    return isinstance(source, Node) and source.target is not _COND and bool(_measured_bodies(source))
 
 
-def _measure_bodies(node: Node, call: Callable[..., Node], context: Context) -> tuple[list[str], list[Node]]:
-    """Measure what is in a checkpoint ``node``; return the names, and the numbers that it returns besides."""
-    inner = [(body, _measure(body.module, context, body=True)) for body in bodies(node)]
+def _measure_bodies(
+    node: Node, call: Callable[..., Node], context: Context, backwards: bool
+) -> tuple[list[str], list[Node]]:
+    """Measure what is in the bodies of ``node``; return the names, and the numbers that it returns besides."""
+    function = autograd_function(node)
+    if function is not None and backwards:
+        _measure(function.backward.module, context, backwards, body=True)
+    inner = [(body, _measure(body.module, context, backwards, body=True)) for body in _measured_bodies(node)]
     names = [f"{body.attribute.target}/{name}" for body, own in inner for name in own]
     if not names:
         return [], []
-    before = 0
-    for body, own in inner:
-        value = _pad(body.module, context, before, len(own), len(names))
-        before += len(own)
+    if function is not None:
+        value = _return_constant(node, function)
+    else:
+        before = 0
+        for body, own in inner:
+            value = _pad(body.module, context, before, len(own), len(names))
+            before += len(own)
     node.meta["val"] = (*node.meta["val"], value)
     number = call(operator.getitem, node, len(node.meta["val"]) - 1)
-    return names, [number if node.target in _CHECKPOINTS else call(aten.detach.default, number)]
+    return names, [call(aten.detach.default, number) if node.target is _COND else number]
+
+
+def _return_constant(node: Node, function: AutogradFunction) -> Any:
+    """Make the numbers of a Function's forward a result of ``node`` without gradient; return their fake value."""
+    output = graph_output(function.forward.module.graph)
+    returned: Any = output.args[0]
+    results, saved, numbers = returned
+    output.args = (((*results, numbers), saved),)
+    constant: Any = node.kwargs["non_differentiable_idx"]
+    node.kwargs = {**node.kwargs, "non_differentiable_idx": [*constant, len(results)]}
+    graph = function.backward.module.graph
+    with graph.inserting_before([*graph.find_nodes(op="placeholder"), graph_output(graph)][len(results)]):
+        graph.placeholder("numbers").meta["val"] = numbers.meta["val"]
+    return numbers.meta["val"]
 
 
 def _pad(gm: GraphModule, context: Context, before: int, own: int, whole: int) -> Any:

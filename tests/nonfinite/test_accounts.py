@@ -232,6 +232,39 @@ def test_in_a_backward_the_op_of_the_forward_is_named(lowering: str, caplog: pyt
     assert "in the backward of aten::sqrt.default" in caplog.text
 
 
+#: Their forwards are finite in float16, their gradients are not: of ones, unless the program scales them.
+STEEP = {
+    "a sum over a batch": lambda h, x: (h.sum(0) * 50000).float().sum() + (h * 50000).float().mul(0).sum(),
+    "a product": lambda h, x: (torch.mm(h, x * 1e4).float() * 100).sum(),
+    "a cast": lambda h, x: (torch.mm(h, x).float() * 1e6).sum(),
+    "exp": lambda h, x: torch.exp(h * 20).float().mul(100).sum(),
+    "a root of what underflows": lambda h, x: torch.sqrt(h * 1e-4 * 1e-4).float().sum(),
+}
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+@pytest.mark.parametrize("case", STEEP)
+def test_the_rules_that_are_proposed_for_a_backward_work(case: str, lowering: str, tmp_path: Path) -> None:
+    """A gradient that float32 holds may overflow in the next op too: each rule brings it past one op."""
+    file, rules = tmp_path / "wider.toml", 'extends = ["cpu-float16"]\n'
+    for _ in range(5):
+        file.write_text(rules)
+        model = compiled(STEEP[case], lowering, policy=Policy.load(file))
+        model(torch.full((2, 4), 0.5), torch.eye(4)).backward()
+        if not (found := fxamp.report(model).nonfinite):
+            break
+        assert found[0].region == "backward" and tomllib.loads(found[0].advice)["rule"][0]["cast"] == "fp32"
+        rules += found[0].advice + "\n"
+    assert "[[rule]]" in rules and not found
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+def test_no_rule_is_proposed_where_float32_does_not_help_a_backward(lowering: str) -> None:
+    model = compiled(lambda h: _root(h.float()), lowering)
+    model(-torch.ones(2, 4)).backward()
+    assert only(model).advice == ""
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_in_a_backward_mode_raise_raises(lowering: str) -> None:
     model = compiled(_root, lowering, "raise")
