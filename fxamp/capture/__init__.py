@@ -74,22 +74,23 @@ def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
         hook = gradient_hook(node)
         for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
-                body.replace(_with_numbers(_lower_tree(body.module, _values(body.operands, mode), mode)))
+                body.replace(_lower_body(body.module, _values(body.operands, mode), mode))
         function = autograd_function(node)
         if function is not None:
             _lower_function(node, function, mode)
     return lowered
 
 
-def _with_numbers(body: GraphModule) -> GraphModule:
-    """Return ``body``, in which ops make its constants of one element: AOTAutograd takes none in branches."""
+def _lower_body(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    """As :func:`_lower_tree`. A call makes each constant: AOTAutograd takes none in branches."""
+    body = _lower_tree(gm, fakes, mode)
     copies = body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default)
     for node in copies:
         source = node.args[0]
         constant = attribute(body, str(source.target)) if source.op == "get_attr" else None
-        if isinstance(constant, torch.Tensor) and not constant.dim() and fake_mode_of(constant) is None:
-            node.target = torch.ops.aten.full.default
-            node.args = ([], constant.item())
+        if isinstance(constant, torch.Tensor) and fake_mode_of(constant) is None:
+            node.target = torch.tensor
+            node.args = (constant.tolist(),)
             node.kwargs = {"dtype": constant.dtype, "device": constant.device}
             if not source.users:
                 body.graph.erase_node(source)
@@ -101,12 +102,12 @@ def _with_numbers(body: GraphModule) -> GraphModule:
 def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
     require_separate_results(function.forward.module)
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(*inner_graphs(node))
-    forward = _lower_tree(function.forward.module, _values(function.forward.operands, mode), mode)
+    forward = _lower_body(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)
     results: Any = graph_output(forward.graph).args[0]
     outputs, saved = results
     incoming = [*pytree.tree_leaves(outputs), *saved]
-    function.backward.replace(_lower_tree(function.backward.module, _values(incoming, mode), mode))
+    function.backward.replace(_lower_body(function.backward.module, _values(incoming, mode), mode))
 
 
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

@@ -48,6 +48,7 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_ENDS = ("{} * 2", "{} * 2", "{} * torch.tensor([0.5, 1.0]).sum()")
 _PREDICATES = ("{}.sum() > 0", "({} > 2).any()", "{}.flatten()[0] < 0")
 
 
@@ -63,7 +64,7 @@ def branches(d: Draft) -> None:
             own = d.fresh("a")
             with d.function(body, {own: x}):
                 d.statements(2)
-                result = d.let(f"{d.value(lambda v: v.dim() >= 1)} * 2")
+                result = d.let(d.pick(_ENDS).format(d.value(lambda v: v.dim() >= 1)))
                 alike.append(d.described(result))
                 d.give(result)
         if alike[0] != alike[1]:
