@@ -2,7 +2,7 @@
 
     torch.compile(model, backend="fxamp", options={"policy": "cuda-float16"})
 
-All public names are here; heavy modules are imported only when they are used.
+All public names are here. Modules that import torch or triton load on first use.
 """
 
 from typing import TYPE_CHECKING, Any

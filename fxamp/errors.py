@@ -1,7 +1,7 @@
 """Every error that fxamp raises for the user.
 
-A message says what was given, where, what is accepted instead, and the nearest match. There is one class per kind of
-mistake; all derive from :class:`FxampError`.
+A message names the wrong value, its place, what is accepted instead, and the nearest match. There is one class per kind
+of mistake; all derive from :class:`FxampError`.
 """
 
 import difflib
@@ -61,7 +61,7 @@ class DroppedResultError(FxampError, RuntimeError):
 
 
 class NonFiniteError(FxampError, ArithmeticError):
-    """A compiled graph made an inf or a NaN; the message names the op. ``found``: the same as data."""
+    """A compiled graph produced an inf or a NaN; the message names the op. ``found``: the same as data."""
 
     def __init__(self, message: str, found: object = None) -> None:
         super().__init__(message)

@@ -1,9 +1,9 @@
-"""Whether the products of a graph pay for running in bfloat16 on a CPU: decided by a count, not by a clock.
+"""Count whether a graph's products gain from bfloat16 on a CPU, without measuring time.
 
 A CPU with units for bfloat16 multiplies it two to three times as fast as float32, but converts what enters and leaves a
 product, and takes longer to prepare each call. The two numbers below are fitted to training steps of GPT-2 blocks, MLPs
 and ResNet stages of several widths, each compiled in both dtypes, on one thread of an AMD EPYC with avx512_bf16 under
-torch 2.13 (tools/bench/README.md). They are on the careful side: a CPU with faster units gains earlier.
+torch 2.13 (tools/bench/README.md). They are conservative: a CPU with faster units gains earlier.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ FLOPS_PER_ELEMENT = 40
 #: FLOPs that pay for one call.
 FLOPS_PER_CALL = 8_000_000
 
-#: Sizes that depend on values count as so many, as they do for Inductor.
+#: The number that a size counts as if it depends on values, as for Inductor.
 _UNKNOWN = 8192
 
 
@@ -44,7 +44,7 @@ _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _atten
 class Products:
     """The products of a graph that a policy runs in 16 bits.
 
-    ``calls``: how many. ``flops``: of all, one multiplication and one addition being two. ``elements``: of their
+    ``calls``: their number. ``flops``: of all of them; a multiplication and an addition are two. ``elements``: of their
     floating-point operands and results. ``dynamic``: whether sizes may change after compilation.
     """
 
@@ -55,7 +55,7 @@ class Products:
 
     @property
     def cost(self) -> int:
-        """FLOPs that must be there to pay for conversions and calls."""
+        """The FLOPs that conversions and calls cost."""
         return FLOPS_PER_ELEMENT * self.elements + FLOPS_PER_CALL * self.calls
 
     @property
@@ -73,7 +73,7 @@ class Products:
 def products(graph: CastGraph) -> Products:
     """Count the products of ``graph``, its bodies included.
 
-    Dynamic sizes count as they are at compile time and are not guarded on: the graph keeps its policy when they change.
+    Dynamic sizes count with their values at compile time, without a guard: the graph keeps its policy when they change.
     """
     calls = [_product(node, graph.context) for node in all_nodes(graph.captured.module) if _in_16_bits(node)]
     counted = [call for call in calls if call.flops]

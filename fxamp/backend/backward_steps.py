@@ -1,7 +1,7 @@
 """Step parameters in compiled backwards, as a policy's ``[optimizer] in_backward`` asks.
 
-The pass hand-over-gradients makes the graph give gradients of parameters away as soon as they are made. When it runs,
-each goes to the optimizer of its parameter. What has none, and what must not be stepped now, is returned as usual.
+The pass hand-over-gradients makes the graph hand over gradients of parameters as soon as they are computed. Each goes
+to the optimizer of its parameter; gradients without one, and those that must not be stepped now, are returned as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -90,8 +90,8 @@ class BackwardSteps(Participant):
 class _Run:
     """One run of a backward graph: which parameters are stepped, by the places of their gradients among its outputs.
 
-    ``early``: as soon as their gradients are there. ``late``: when the graph has run, because it reads their memory
-    where its code does not say so. Other gradients are returned. ``results``: gradients that wait for the end.
+    ``early``: as soon as their gradients exist. ``late``: after the graph has run, because it reads their memory in
+    ways that its code does not show. Other gradients are returned. ``results``: gradients that wait for the end.
     """
 
     early: Mapping[int, Tensor]
@@ -99,14 +99,14 @@ class _Run:
     results: dict[int, Tensor] = field(default_factory=dict)
 
     def receive(self, gradients: Sequence[Tensor], places: Sequence[int]) -> None:
-        """Step what can be stepped; copy the other gradients, whose memory the graph uses again."""
+        """Step the parameters that can be stepped; copy the other gradients, whose memory the graph reuses."""
         by_place = dict(zip(places, gradients, strict=True))
         now = [place for place in places if place in self.early]
         _step([self.early[place] for place in now], [by_place[place] for place in now])
         self.results.update({place: by_place[place].clone() for place in places if place not in self.early})
 
     def finish(self) -> None:
-        """Step what was too early to step."""
+        """Step the parameters that had to wait for the end."""
         places = [place for place in self.late if place in self.results]
         _step([self.late[place] for place in places], [self.results.pop(place) for place in places])
 
@@ -122,7 +122,7 @@ def _step(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
 
 
 def _places(gm: GraphModule) -> tuple[int, ...]:
-    """Return the places of gradients of what Dynamo says are parameters; of all gradients if it does not say."""
+    """Return the places of the gradients of parameters; of all gradients if Dynamo does not name the parameters."""
     static = getattr(current_metadata(), "static_input_indices", None)
     places = gradients(gm)
     return tuple(places if static is None else sorted({*places} & {*static}))
@@ -144,7 +144,7 @@ def _stepping(compiled: Boxed, read: Mapping[int, int | None], policy: str) -> B
 
 
 def _begin(args: Sequence[Any], read: Mapping[int, int | None], policy: str) -> _Run:
-    """Decide who steps what. Raises RuntimeError if the parameters must not be stepped."""
+    """Decide which optimizer steps which parameter. Raises RuntimeError if the parameters must not be stepped."""
     places, node = list(read), running_node()
     ends = [None] * len(places) if node is None else owners(node, len(node.needs_input_grad), places)
     parameters = {at: leaf for at, leaf in zip(places, ends, strict=True) if leaf is not None and accumulates(leaf)}

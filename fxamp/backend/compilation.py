@@ -29,15 +29,15 @@ from fxamp.torch_private import adopt_sources
 
 
 class GraphCompilation:
-    """Compiles Dynamo's graph ``gm`` for ``inputs``: decides once what holds for it, then runs the stages in order.
+    """Compiles Dynamo's graph ``gm`` for ``inputs``: selects its policy and participants, runs the stages.
 
     It holds the graph and the inputs, so nothing that lives as long as the compiled graph may hold it.
     """
 
     def __init__(self, gm: GraphModule, inputs: Sequence[Any], options: Options) -> None:
-        """Decide which policy holds, and who takes part. Raises OptionError or PolicyError.
+        """Select the policy and the participants. Raises OptionError or PolicyError.
 
-        Nothing is traced, except for a policy that must pay, which its casts tell.
+        Traces nothing, unless the policy is used only if it pays: its casts decide that.
         """
         self._gm, self._inputs, self._options, self._ended = gm, inputs, options, why_ended(gm)
         self._observer = GraphObserver(options.dump, self._ended)
@@ -50,14 +50,14 @@ class GraphCompilation:
         self._participants = participants_of(self._choice.policy, options, self._observer, gm, self._ended)
 
     def compile(self) -> Callable[..., Any]:
-        """Return what a program calls."""
+        """Return the callable for the program."""
         module, record = self._rewritten()
         compiled = lower_graph(module, self._inputs, self._participants)
         record = replace(record, kept=self._participants.kept, found=self._participants.found)
         return remember(record, self._choice.under_autocast).noting(compiled, self._inputs)
 
     def _rewritten(self) -> tuple[GraphModule, GraphRecord]:
-        """Return the graph with its casts and what participants add, and its record; Dynamo's own if it has neither."""
+        """Return the graph with its casts and what participants add, and its record; Dynamo's graph if nothing changes."""
         if self._choice.policy is None:
             record = self._observer.uncast(self._gm, self._inputs, self._choice.why)
             if not self._participants.members:

@@ -1,9 +1,9 @@
-"""Checkpoints in a graph that runs eagerly: computed again from the numbers and the buffers that the forward had.
+"""Checkpoints in a graph that runs eagerly: recompute with the random numbers and buffers of the forward.
 
-In a graph a checkpoint is an op of torch's that leaves random numbers and writes to AOTAutograd and Inductor. Run
-without them, it draws new random numbers in the backward: gradients would belong to another dropout than the results.
-And it saves the buffers that Dynamo hands it as inputs: autograd rejects those that a batch norm has written to. Here
-the backward reads them as they were before the forward, and what it writes is dropped, as AOTAutograd does.
+In a graph a checkpoint is an op of torch's that relies on AOTAutograd and Inductor for random numbers and writes.
+Without them it draws new random numbers in the backward, so gradients would belong to another dropout than the results.
+It also saves the buffers that are its inputs, which autograd rejects if a batch norm has written to them. Here the
+backward reads the buffers as they were before the forward and drops what it writes, as AOTAutograd does.
 """
 
 from itertools import count

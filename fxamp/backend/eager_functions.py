@@ -1,8 +1,9 @@
-"""autograd.Functions in a graph that runs eagerly: what they save has its gradient in a second backward.
+"""autograd.Functions in a graph that runs eagerly: saved values have gradients in a second backward.
 
-torch's op for a captured Function hands what is saved from its forward to its backward past autograd, and Dynamo
+torch's op for a captured Function passes saved values from its forward to its backward without autograd, and Dynamo
 captures the backward without gradients. That is enough for AOTAutograd and Inductor, which refuse a second backward.
-Run without them, the op silently drops what flows through the Function in a second backward, as of a gradient penalty.
+Without them the op silently drops the gradient through the Function in a second backward, such as that of a gradient
+penalty.
 """
 
 from copy import deepcopy
@@ -50,8 +51,8 @@ _SECOND = "fxamp_second_backward"
 def _differentiable(backward: GraphModule) -> GraphModule | None:
     """Return ``backward`` without the calls by which Dynamo turns gradients off around it.
 
-    Itself if the program says ``once_differentiable``. None if the program turns gradients on or off inside more than
-    once: which of the calls belong together is unknown.
+    Itself if it is marked ``once_differentiable``. None if the program turns gradients on or off inside more than once:
+    which of the calls belong together is unknown.
     """
     if any(_is_once(frame) for node in backward.graph.nodes for frame in source_frames(node)):
         return backward

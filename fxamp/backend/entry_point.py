@@ -24,7 +24,7 @@ def fxamp(
 
     ``options`` and ``mode`` are torch.compile's. The returned callable takes the same inputs and returns the outputs as
     a tuple, in the dtypes that Dynamo captured. Raises OptionError or PolicyError before it traces anything, unless
-    "auto" has to count products. Dynamo passes an error of the user's on unchanged.
+    "auto" has to count products. Dynamo passes such an error on unchanged.
     """
     try:
         return GraphCompilation(gm, example_inputs, parse_options(options, mode)).compile()

@@ -1,4 +1,4 @@
-"""Lower a graph by Inductor: its compiler for AOTAutograd's graphs, and how torch's caches store what it makes.
+"""Lower a graph with Inductor: its compiler for AOTAutograd's graphs, and what torch's caches store.
 
 Imports Inductor.
 """
@@ -33,8 +33,8 @@ from fxamp.torch_private.parts.functorch import partitioners
 from fxamp.torch_private.parts.inductor import CustomPartitionerFn, compile_fx
 
 #: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
-#: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels compute again, from all
-#: that it is made of, what the kernel before could have written.
+#: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels recompute a value from
+#: all its inputs that the kernel before could have written.
 _WITH_8_BITS = {"realize_opcount_threshold": 60}
 
 #: The same where products have operands of 4 bits, in both directions. Stochastic rounding to 4 bits takes about a
@@ -69,9 +69,9 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
 
 
 def _changes(participants: Participants, dynamic: bool) -> bool:
-    """Whether AOTAutograd's graphs change: they must, or passes for all backwards can make them lighter.
+    """Whether AOTAutograd's graphs change: a participant changes them, or passes for all backwards make them cheaper.
 
-    The latter is so where sizes are fixed, on every device but the CPU.
+    The latter applies to fixed sizes, on every device but the CPU.
     """
     chunks = participants.policy is not None and participants.policy.has_rules_for(LOSS)
     must = bool(participants.members) or participants.observer.dumps or chunks
@@ -82,7 +82,7 @@ def _changes(participants: Participants, dynamic: bool) -> bool:
 class _Inner:
     """Inductor's inner compiler for graphs that change.
 
-    ``key``: what identifies the graph and its changes in the keys of torch's caches. ``patches``: Inductor's settings.
+    ``key`` identifies the graph and its changes in the keys of torch's caches. ``patches``: Inductor's settings.
     ``stores``: AOTAutograd's cache stores the graphs.
     """
 

@@ -1,4 +1,4 @@
-"""Apply a policy's rules for kept values to AOTAutograd's partition of forward and backward."""
+"""Apply a policy's rules with ``keep`` to AOTAutograd's partition of forward and backward."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,13 +31,13 @@ from fxamp.policy.model.site import KEPT
 from fxamp.reports.warnings import warn_unmatched
 from fxamp.torch_private import inlines_saved_tensors_hooks
 
-#: The devices of policies whose values the host may keep; on a CPU they stay where they are.
+#: The devices of policies whose values may go to the host; on a CPU they stay where they are.
 _WITH_HOST = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
 class KeepRules(Participant):
-    """A policy with rules for kept values; ``kept`` fills with the outcome for each value as graphs are compiled.
+    """A policy with rules for saved values; compiling a graph adds the outcome for each value to ``kept``.
 
     ``inspected``: graphs of the CPU show what happens on the policy's device.
     """
@@ -61,7 +61,7 @@ class KeepRules(Participant):
     def partition(self, partitioner: Partitioner, lowering: str) -> Partitioner:
         """Pack the values that the partition keeps.
 
-        The cut is priced at the sizes before packing: at those after it, it kept the same bytes of GPT-2 and of a
+        The min cut uses the sizes before packing; with those after it, it saved the same bytes of GPT-2 and of a
         ResNet. Inductor chooses its own layouts; elsewhere unpacked values must have the strides of the originals.
         """
 
@@ -99,7 +99,7 @@ class KeepRules(Participant):
         return compile_awaiting
 
     def _refuse_host(self, inductor: Mapping[str, Any]) -> None:
-        """Raise OptionError where values cannot be kept in host memory, if a rule asks for that."""
+        """Raise OptionError if a rule asks for host memory and values cannot be stored there."""
         ids = ", ".join(
             repr(rule.id) for rule in self.policy.rules if isinstance(rule, KeepRule) and rule.keep is Keep.HOST
         )
@@ -129,7 +129,7 @@ class KeepRules(Participant):
 
 
 def _awaiting(compiled: Boxed, devices: Sequence[torch.device]) -> Boxed:
-    """Return ``compiled``; if it fails, later work waits for the copies that it has begun, into memory now free."""
+    """Return ``compiled``; if it fails, later work waits for the copies that it began, whose memory is free by then."""
 
     def run(args: list[Any]) -> Any:
         try:

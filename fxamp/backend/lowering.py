@@ -1,4 +1,4 @@
-"""Lower the rewritten graph: by Inductor, by AOTAutograd alone, or eagerly."""
+"""Lower the rewritten graph with Inductor, with AOTAutograd alone, or eagerly."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Who takes part in a graph besides its casts, and the one place that calls them."""
+"""What works on a graph besides its casts: the participants, and the one place that calls them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from fxamp.scaler.graphs.scaled_backward import Scaling
 
 @dataclass(frozen=True)
 class Participants:
-    """Those who take part in one graph: the first of ``members`` goes around what the others make.
+    """The participants of one graph; the first of ``members`` wraps the others.
 
     ``policy``: its casts are in the graph; None: there are none. ``observer`` sees AOTAutograd's graphs after them. All
     live as long as the compiled graph, whose backward may be compiled late, so they hold no graph and no inputs.
@@ -49,12 +49,12 @@ class Participants:
 
     @property
     def kept(self) -> tuple[KeptValue, ...]:
-        """What rules made of the values that the forward keeps for the backward."""
+        """How rules store the values that the forward saves for the backward."""
         return tuple(value for member in self.members for value in member.kept)
 
     @property
     def found(self) -> Callable[[], tuple[NonFinite, ...]] | None:
-        """Reads what runs said of values that are not finite; None without the option "nonfinite"."""
+        """Reads what runs reported of values that are not finite; None without the option "nonfinite"."""
         return next((member.monitor.found for member in self.members if isinstance(member, Watching)), None)
 
     def key(self, gm: GraphModule) -> str:
@@ -62,7 +62,7 @@ class Participants:
         return cache_key(gm, self.policy, [(type(member).__name__, member.key) for member in self.members])
 
     def with_late_backward(self) -> "Participants":
-        """Return these, with the backward compiled when it first runs, as a stored one must be."""
+        """Return the same with a backward that is compiled when it first runs, as a stored one must be."""
         late = any(isinstance(member, UnusedResults) for member in self.members)
         if late or self.policy is None:
             return self
@@ -74,7 +74,7 @@ class Participants:
             member.captured(graph, inputs)
 
     def partition(self, partitioner: Partitioner) -> Partitioner:
-        """Return ``partitioner``, or what participants make of it."""
+        """Return ``partitioner`` with the participants' changes."""
         for member in reversed(self.members):
             partitioner = member.partition(partitioner, self.options.lowering)
         return partitioner
@@ -100,7 +100,7 @@ class Participants:
         return compile_read
 
     def run(self, run: Callable[..., Any], gm: GraphModule) -> Callable[..., Any]:
-        """Return what a program calls; ``run`` runs ``gm``."""
+        """Return the callable for the program; ``run`` runs ``gm``."""
         for member in reversed(self.members):
             run = member.run(run, gm, self.options.lowering)
         return run
@@ -122,9 +122,10 @@ class Participants:
 def participants_of(
     policy: Policy | None, options: Options, observer: GraphObserver, gm: GraphModule, ended: str
 ) -> Participants:
-    """Return who takes part in Dynamo's graph ``gm``.
+    """Return the participants for Dynamo's graph ``gm``.
 
-    ``ended``: the reason for the graph break that ended it, if there was one. Raises OptionError if one cannot.
+    ``ended``: the reason for the graph break that ended it, if there was one. Raises OptionError if one refuses the
+    options.
     """
     members = [] if policy is None else _of_policy(policy, options, gm, ended)
     if options.nonfinite is not None:
@@ -138,7 +139,7 @@ def participants_of(
 
 
 def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) -> list[Participant]:
-    """Return those that a graph with a policy has."""
+    """Return the participants of a graph with a policy."""
     members: list[Participant] = [ValuelessResults()] if policy.has_rules_for(RESULTS) else []
     if policy.has_rules_for(KEPT):
         members.append(KeepRules(policy))

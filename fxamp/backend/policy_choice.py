@@ -1,8 +1,8 @@
 """Select the policy for a graph, say why, and recompile the graph if its policy would no longer be chosen.
 
-torch.compile compares options by value, so a path stays equal while the file behind it changes. fxamp adds a guard to
-Dynamo's that is called in each call of a graph; it recompiles if the file decides otherwise, if the environment names
-another policy, or if the working directory has changed and holds another file of a relative path.
+torch.compile compares options by value, so a path stays equal while its file changes. fxamp adds a guard that Dynamo
+checks in each call of a graph; it recompiles if the file decides otherwise, if the environment names another policy, or
+if a relative path names another file because the working directory has changed.
 """
 
 import os
@@ -45,7 +45,7 @@ _SURROUNDINGS = "__fxamp_autocast_and_training_are_as_before"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the code around a call says about precision, besides what Dynamo guards on.
+    """The facts about precision around a call on which Dynamo does not guard.
 
     Dynamo compiles a model again where autocast is on or off, and where gradients are on or off. It does not
     distinguish a program that has switched autocast off from one that has none, nor a reentrant checkpoint, which runs
@@ -58,7 +58,7 @@ class Surroundings:
 
     @staticmethod
     def now(parameters: Sequence[torch.Tensor] = ()) -> "Surroundings":
-        """Return those of the running call of a compiled model or function; its graph reads ``parameters``."""
+        """Return the surroundings of the running call of a model or function; its graph reads ``parameters``."""
         off = autocast_depth() > 0 or follows_autocast(caller(sys._getframe(1)), parameters)
         return Surroundings(off, torch.is_grad_enabled() or _inside_checkpoint(sys._getframe(1)))
 
@@ -74,10 +74,10 @@ def _inside_checkpoint(frame: FrameType | None) -> bool:
 class ChosenPolicy:
     """A resolved policy, or None for plain float32; and the reason as text.
 
-    ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`).
-    ``under_autocast``: it follows a torch.autocast around the graph or in it. ``only_regions``: as in
-    :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it holds for; None: for any.
-    ``place``: where the graph's code is, for a warning.
+    ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`). ``under_autocast``:
+    it follows a torch.autocast around the graph or in it. ``only_regions``: as in
+    :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it is for; None: for any. ``place``: where the
+    graph's code is, for a warning.
     """
 
     policy: Policy | None
@@ -89,7 +89,7 @@ class ChosenPolicy:
     place: str = ""
 
     def settled(self, counted: Products) -> "ChosenPolicy":
-        """Return the choice for a graph with these products, and log if it is float32 in spite of some."""
+        """Return the policy for a graph with these products; log it if that is float32 although there are some."""
         if counted.pay:
             return replace(self, why=f"{self.why}; {counted}", if_it_pays=False)
         why = f"{self.why}, but {'only ' if counted.calls else ''}{counted}"
@@ -108,14 +108,14 @@ IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, wh
 def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | None = None) -> ChosenPolicy:
     """Select and resolve the policy for the graph ``gm``, if it is known, with these ``inputs``.
 
-    "auto" follows what the program says: the device and dtype of an ambient torch.autocast; the dtypes of the autocast
-    regions in the graph, outside of which nothing is cast; no policy where the program has switched autocast off, or
-    ran the model under it before and does not now. If the program says nothing, it selects float16 if a scaler was
-    given and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only
-    if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A
-    hook, the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get none, whatever
-    the options say.
-    Raises PolicyError if a named policy is for another device than the graph's tensors, or for another machine.
+    "auto" follows the program: the device and dtype of an ambient torch.autocast; the dtypes of the autocast regions in
+    the graph, and nothing is cast outside of them; no policy where the program has switched autocast off, or ran the
+    model under it before and does not now. For a program without autocast it selects float16 if there is a scaler and
+    gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only if the
+    graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A hook,
+    the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get none, whatever the
+    options say. Raises PolicyError if a named policy is for another device than the graph's tensors, or for another
+    machine.
     """
     if called_by_backward():
         return IN_BACKWARD
@@ -136,7 +136,7 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
 
 
 def _by_autocast(place: torch.device, gm: GraphModule | None) -> ChosenPolicy | None:
-    """Return what a torch.autocast around the graph or in it says; None if there is none."""
+    """Return the policy of a torch.autocast around the graph or in it; None if there is none."""
     device = place.type
     ambient = ambient_autocast(device)
     if ambient is not None:
@@ -202,7 +202,7 @@ def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any]) 
 
 
 def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device | None) -> Iterator[Callable[[], bool]]:
-    """Yield cheap tests which together tell whether the policy would be read the same again."""
+    """Yield cheap tests; if all hold, the policy would be read the same again."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:
         yield lambda: os.environ.get("FXAMP_POLICY") == variable

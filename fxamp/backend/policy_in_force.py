@@ -1,6 +1,6 @@
-"""A policy as it holds here and now: on this machine, and while its file can change.
+"""Load and resolve policies for this machine, while their files can change.
 
-Which file a relative path means, and what holds while a file cannot be read.
+Also says which file a relative path means, and what applies while a file cannot be read.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _GONE_WRONG = "policy file %s cannot be used now, and what it said before stays 
 def absolute(name_or_path: str, named_in: object) -> str:
     """Return a path as an absolute one, and a name as it is.
 
-    ``named_in``: the options, or the environment, that name it. What they name stays the file that it was at first,
+    ``named_in``: the options, or the environment, that name it. A relative path stays the file that it was at first,
     whatever the working directory is later.
     """
     if not name_or_path.endswith(".toml") or Path(name_or_path).is_absolute():
@@ -42,9 +42,9 @@ def absolute(name_or_path: str, named_in: object) -> str:
 
 
 def load_here(name_or_path: str, device: torch.device | None) -> Policy:
-    """Return the policy for graphs with tensors on ``device``, as it holds on this machine.
+    """Return the policy for graphs with tensors on ``device``, resolved for this machine.
 
-    A file that was read before, and now is gone or has mistakes, is what it was; this is logged once. Raises
+    If a file that was read before is gone or has mistakes, its last version applies; this is logged once. Raises
     PolicyError for any other mistake.
     """
     try:
@@ -81,10 +81,10 @@ def _facts(device: torch.device) -> dict[str, Any]:
 
 
 class Unchanged:
-    """Called in each call of a graph: whether the policy file still says what the graph was compiled with.
+    """A guard that each call of a graph runs: whether the policy file still decides as the graph was compiled.
 
-    ``policy``: what :func:`load_here` returned for ``path`` and ``device``. A call looks at the files' status; it reads
-    them only if that differs, or if they are so young that their times say nothing.
+    ``policy``: what :func:`load_here` returned for ``path`` and ``device``. A call checks the files' status; it reads
+    them only if that differs, or if they are too new for their times to show a change.
     """
 
     def __init__(self, path: str, device: torch.device | None, policy: Policy) -> None:

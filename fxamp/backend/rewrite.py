@@ -39,7 +39,7 @@ def rewrite(
     sizes become constants. The new module takes the same arguments and runs eagerly. Its outputs have the dtypes that
     the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``.
 
-    Rules of region "results" do not hold: the module returns all results.
+    Rules of region "results" do not apply: the module returns all results.
 
     Raises OptionError or PolicyError if the policy does not exist or is for another device, CaptureError if ``source``
     cannot be captured as one graph.

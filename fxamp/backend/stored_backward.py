@@ -1,9 +1,8 @@
 """A backward graph in AOTAutograd's cache: stored before fxamp rewrites it, rewritten and compiled when it first runs.
 
-AOTAutograd stores what a compiler returns for a backward, if that is an ``OutputCode`` of Inductor. Compiled code would
-not do: which gradients of unused results to leave out is known only when the backward runs, and the scaler belongs to
-a process. So the graph is stored. What Inductor makes of the rewritten graph is in Inductor's own cache. Imports
-Inductor.
+AOTAutograd stores what a compiler returns for a backward, if that is an ``OutputCode`` of Inductor. Compiled code
+cannot be stored: only a run shows which gradients of unused results to leave out, and the scaler belongs to a process.
+So the graph is stored, and the code of the rewritten graph is in Inductor's own cache. Imports Inductor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ class StoredBackward(OutputCode):
         return self._run(inputs)
 
     def prepare_for_serialization(self) -> None:
-        """Replace the graph by bytes. Raises torch's error for what its cache leaves out, if that is impossible."""
+        """Replace the graph by bytes. If that is impossible, raises the error by which torch's cache skips a graph."""
         assert self._unstored is not None
         try:
             self._stored = dump_graph(*self._unstored)

@@ -1,7 +1,8 @@
 """Compile backwards without the gradients of unused results, instead of writing and reading zeros for them.
 
-Whether a result is used is known only when the backward runs. So autograd is asked to pass None, and the backward graph
-is compiled when it first runs, without the gradients that are None; another set of them compiles it again.
+Only a run of the backward shows whether a result is used. So a hook makes autograd pass None for unused ones, and the
+backward graph is compiled when it first runs, without the gradients that are None; another set of them compiles it
+again.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ class UnusedResults(Participant):
         return self.expected
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
-        if self.expected:  # the first backward tells whether what the forward saved must stay
+        if self.expected:  # the first backward shows whether saved tensors must stay
             return compiler
 
         def compile_keeping(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:

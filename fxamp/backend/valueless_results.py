@@ -1,4 +1,4 @@
-"""What a caller gets for a result that a policy drops: a tensor of its shape, dtype and device, without values."""
+"""The tensor that a caller gets for a result that a policy drops: its shape, dtype and device, without values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _METHODS = (
     "ndimension nelement numel size stride"
 )
 
-#: What of torch's functions reads no values.
+#: The functions of torch that read no values.
 _WITHOUT_VALUES = frozenset(
     {
         *(getattr(Tensor, name).__get__ for name in _PROPERTIES.split()),
@@ -34,7 +34,7 @@ _WITHOUT_VALUES = frozenset(
 
 
 class ValuelessTensor(Tensor):
-    """A tensor without values: all but its shape, dtype and device raises DroppedResultError."""
+    """A tensor without values: reading anything but its shape, dtype and device raises DroppedResultError."""
 
     why: str
 
@@ -64,7 +64,7 @@ class ValuelessTensor(Tensor):
 
 @dataclass(frozen=True)
 class ValuelessResults(Participant):
-    """Gives the caller a :class:`ValuelessTensor` for each result that the graph does not make."""
+    """Gives the caller a :class:`ValuelessTensor` for each dropped result."""
 
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
         dropped: tuple[DroppedResult, ...] = graph_output(gm.graph).meta.get(DROPPED, ())
