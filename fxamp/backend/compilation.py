@@ -57,7 +57,7 @@ class GraphCompilation:
         return remember(record, self._choice.under_autocast).noting(compiled, self._inputs)
 
     def _rewritten(self) -> tuple[GraphModule, GraphRecord]:
-        """Return the graph with its casts and what participants add, and its record; Dynamo's graph if nothing changes."""
+        """Return the graph with its casts and what participants add, and its record; Dynamo's if nothing changes."""
         if self._choice.policy is None:
             record = self._observer.uncast(self._gm, self._inputs, self._choice.why)
             if not self._participants.members:
