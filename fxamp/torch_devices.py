@@ -7,7 +7,6 @@ overwrite, memory into which a copy has yet to arrive. So a copy to the CPU wait
 
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +29,9 @@ def copy_across_(target: Tensor, source: Tensor) -> None:
 
 
 def known(flags: Tensor) -> bool | None:
-    """Return whether one of ``flags`` is set, if the host knows that without waiting, as on the CPU; else None."""
+    """Return whether one of ``flags``, 0 or 1, is set if the host knows without waiting, as on the CPU; else None."""
     # Not by ``item``: tools that count the ops that wait would count it.
-    return bool(np.count_nonzero(flags.numpy())) if flags.device.type == "cpu" else None
+    return bool(flags.numpy().tobytes().strip(b"\0")) if flags.is_cpu else None
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

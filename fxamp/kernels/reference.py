@@ -60,7 +60,7 @@ def update_scale(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule:
     torch's op tests the tracker with ``==``; limiting the tracker to below the interval makes that a ``>=``.
     """
     interval = max(rule.growth_interval, 1)
-    if growth_tracker.device.type != "cpu" or growth_tracker.numpy().item() >= interval:  # a CPU reads without waiting
+    if not growth_tracker.is_cpu or growth_tracker.numpy().item() >= interval:  # a CPU reads without waiting
         growth_tracker.clamp_(max=interval - 1)
     torch._amp_update_scale_(scale, growth_tracker, found_inf, rule.growth_factor, rule.backoff_factor, interval)
     if rule.min_scale is not None or rule.max_scale is not None:

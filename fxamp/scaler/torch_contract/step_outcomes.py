@@ -34,6 +34,7 @@ class Outcomes:
         self._skipped_steps = skipped_steps
         self._skipped_on_device: Tensor | None = None
         self._stepped: Tensor | None = None
+        self._written: bool | None = None  # to _stepped, by the host
         self._queue: deque[bool | _Travelling] = deque(maxlen=MOST_OUTCOMES)
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
@@ -42,12 +43,15 @@ class Outcomes:
             skipped = decided
         if self._stepped is None or self._stepped.device != device:
             self._stepped = torch.ones((), dtype=torch.bool, device=device)
+            self._written = True if self._stepped.is_cpu else None  # a replayed CUDA graph writes too
         if isinstance(skipped, bool):
             self._skipped_steps += skipped
-            if known(self._stepped) is not (not skipped):
+            if self._written is not (not skipped):
                 self._stepped.fill_(not skipped)
+                self._written = not skipped if self._stepped.is_cpu else None
             self._queue.append(not skipped)
             return
+        self._written = None
         self._count(skipped)
         with on_device(device):
             self._queue_outcome(skipped, self._stepped)
