@@ -1,4 +1,4 @@
-"""Devices: copy small tensors from one to another, run under the one that is worked on, ask what it can do.
+"""Devices: copy small tensors from one to another, make one current, find out what it can do.
 
 A copy between an accelerator and the CPU may still be under way when the call that started it returns. A device orders
 the copies into its memory with its other work, so nothing waits for those. The CPU orders nothing: it would read, or

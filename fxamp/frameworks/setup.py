@@ -1,4 +1,4 @@
-"""What every framework's module needs: how to compile a model, and the scaler for it."""
+"""Shared by all frameworks: compile a model, and create the scaler for it."""
 
 import inspect
 import re

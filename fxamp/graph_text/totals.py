@@ -1,4 +1,4 @@
-"""Numbers about a listing: ops by dtype, casts and the bytes they move, what is kept. Imports no torch."""
+"""Numbers about a listing: ops by dtype, casts and the bytes they move, saved values. Imports no torch."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

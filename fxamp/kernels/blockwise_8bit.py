@@ -12,10 +12,10 @@ Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for s
 
 Random bits are a hash (triple32, github.com/skeeto/hash-prospector) of the element's index and of a key. The key is a
 hash of the parameter's stream and of the count of steps, which the step itself advances on the device: a replayed CUDA
-graph draws other bits each time. They are the same on every rank and in every implementation. What else is rounded in
-an element takes the next products of that hash with a multiplier whose successive products are spread evenly (L'Ecuyer,
+graph draws other bits each time. They are the same on every rank and in every implementation. Further roundings of an
+element use the next products of that hash with a multiplier whose successive products are spread evenly (L'Ecuyer,
 "Tables of Linear Congruential Generators of Different Sizes and Good Lattice Structure", 1999): one instruction each,
-where a hash of its own takes eleven. A product's upper bits are the random ones.
+where another hash takes eleven. A product's upper bits are the random ones.
 
 The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
 kernel has its own code for each, and Inductor fuses the ATen ops.

@@ -1,6 +1,6 @@
 """The ops that sum a weight's gradient over the chunks of a loss, and that keep the chunks in order.
 
-``add_product`` is what graphs are traced with; the pass add-in-place makes ``add_product_`` of it.
+Graphs are traced with ``add_product``, which the pass add-in-place replaces by ``add_product_``.
 """
 
 from collections.abc import Sequence

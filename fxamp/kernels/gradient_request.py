@@ -1,4 +1,4 @@
-"""What every implementation is asked: to process gradients of one device, or to change the loss scale by a rule."""
+"""The requests to every implementation: process gradients of one device, or change the loss scale by a rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

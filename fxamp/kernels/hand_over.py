@@ -1,7 +1,7 @@
 """Hand the gradients of a backward graph over while it runs: ``torch.ops.fxamp.hand_over``.
 
-The op has no result. Whoever runs the graph receives the gradients, by :func:`receiving`, and may write to the
-parameters that the op names; the graph frees the gradients then.
+The op has no result. The caller that runs the graph receives the gradients through :func:`receiving`, and may write to
+the parameters that the op names; then the graph frees the gradients.
 """
 
 import threading
@@ -44,10 +44,10 @@ def receiving(receiver: Receiver) -> Iterator[None]:
 def hand_over(gradients: Sequence[Tensor], weights: Sequence[Tensor], places: Sequence[int]) -> None:
     """Give ``gradients``, of the outputs at ``places``, to the receiver, which may write to ``weights``.
 
-    Raises RuntimeError if nobody receives them.
+    Raises RuntimeError if nothing receives them.
     """
     if not _receivers.stack:
-        raise RuntimeError("a backward graph hands gradients over, but nobody receives them: it runs outside of fxamp")
+        raise RuntimeError("a backward graph hands gradients over, but nothing receives them: it runs outside of fxamp")
     _receivers.stack[-1](gradients, places)
 
 

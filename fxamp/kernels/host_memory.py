@@ -1,18 +1,18 @@
 """Copies between a GPU's memory and the host's, for values that a policy keeps there from forward to backward.
 
-All copies of one GPU, out and back, run on one stream of their own, in the order in which they are asked for: a copy
-back begins when the copy out has ended, whichever thread, stream or backward asks. So no table says which copy is
-whose, and any number of backwards can read a host tensor.
+All copies of one GPU, out and back, run on one stream of their own, in the order of the calls: a copy back begins when
+the copy out has ended, whichever thread, stream or backward calls. So no table of copies is needed, and any number of
+backwards can read a host tensor.
 
     send_to_host      the copies' stream waits for the work so far, then copies a value to new pinned memory
     take_from_host    the same back, to new memory of the GPU
     await_copies      all later work waits for the copies so far; so does the host, where one of them is in its memory
 
 Until the copies are awaited, what they read must not be overwritten, and what they write must not be read; so graphs
-hand these tensors to the op that waits, which keeps memory and order. What is in the host's memory may be read there
-at once: by hooks on saved tensors, and by Inductor where it returns it in other strides. It makes such a copy right
-after the op whose result is returned, so graphs return a view, with one dimension more, that they make after the wait.
-On a CPU a copy is done when its op returns.
+hand these tensors to the op that waits, which keeps memory and order. A tensor in the host's memory may be read at
+once: by hooks on saved tensors, and by Inductor if it returns it in other strides. It makes such a copy right after the
+op whose result is returned, so graphs return a view, with one dimension more, that they make after the wait. On a CPU a
+copy is done when its op returns.
 """
 
 import threading

@@ -4,16 +4,16 @@
 
 Both are differentiable, and made of ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
 one chunk are gone before those of the next are computed, in the forward and in the backward. torch's own chunked
-``functional.linear_cross_entropy`` cannot be compiled, and makes its gradients unscaled.
+``functional.linear_cross_entropy`` cannot be compiled, and computes unscaled gradients.
 
 1. Products run in the dtype that the policy gives them; log-sum-exp, losses and their sum in float32.
 2. The gradient of a weight accumulates in float32 over the chunks and is rounded once. The pass add-in-place gives all
    chunks one buffer.
 3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, which do not shrink as the batch
    grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
-   forward. There are no more products than without chunks, and a gradient is kept for each operand.
-4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one product more and keeps
-   only the operands. ``reduction="none"`` needs it: each row has a gradient of its own.
+   forward. There are no more products than without chunks, and a gradient is saved for each operand.
+4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one more product and saves
+   only the operands. ``reduction="none"`` needs it: each row has its own gradient.
 5. A chunk reads the sums of the chunk before, so that a compiler cannot mix them and keep the logits of both.
 6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
 7. Rows that do not count have losses of zero, even if their logits are no numbers, and gradients of zero, even if the

@@ -1,4 +1,4 @@
-"""The same value without a derivative: differentiating it raises the error that it was given."""
+"""The same value without a derivative: differentiating it raises an error of the caller's choice."""
 
 from typing import Any
 

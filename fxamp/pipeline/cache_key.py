@@ -1,7 +1,7 @@
 """What torch's compile caches must know about fxamp: everything that changes the code of a graph and is not in it.
 
-torch keys its caches by a graph's code, its inputs and its own settings. fxamp also rewrites the backward, by the
-policy, the scaler, and what the nodes of the forward say about their modules. All of that goes into
+torch keys its caches by a graph's code, its inputs and its own settings. fxamp also rewrites the backward, depending on
+the policy, the scaler, and the modules of the forward's nodes. All of that goes into
 ``torch.compiler.config.cache_key_tag``, a part of every key.
 """
 

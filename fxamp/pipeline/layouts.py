@@ -8,7 +8,7 @@ where a sum had made a value dense, readers are left with the expanded term.
    What was expanded is expanded again.
 2. Strides that no such copy has (windows that overlap, gaps) become contiguous; ``as_strided`` cannot read these.
 3. An op that reads another dtype, which a pass decides, or contiguous strides by rule 2, is computed again on
-   FakeTensors. If its result lies otherwise than traced, rules 1 and 3 hold for its readers.
+   FakeTensors. If its result has other strides than traced, rules 1 and 3 apply to its readers.
 """
 
 import operator

@@ -1,7 +1,7 @@
-"""The protocol of who takes part in a compiled graph besides its casts, such as loss scaling.
+"""The protocol of participants in a compiled graph, which work on it besides its casts, such as loss scaling.
 
 AOTAutograd derives a joint graph of forward and backward from the graph with the casts, partitions it, and passes both
-parts to a compiler. A participant can change each of these, and go around each run of the result.
+parts to a compiler. A participant can change each of these, and wrap each run of the result.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Warn if a model was compiled with fxamp but runs without any of its graphs.
 
-Where Dynamo skips a function of a model, the log says so at once. Where it has nothing to compile, as for a copy of the
-model, or where a graph breaks before its first op, the first step of an optimizer tells.
+If Dynamo skips a function of a model, the log says so at once. If it has nothing to compile, as for a copy of the
+model, or if a graph breaks before its first op, the first step of an optimizer shows it.
 """
 
 import gc
@@ -22,10 +22,10 @@ from fxamp.torch_private import backend_of, on_each_compilation
 
 log = logging.getLogger(__name__)
 
-#: Modules and functions of which a skipped function was logged, as weak references by id.
+#: Modules and functions with a skipped function that was logged, as weak references by id.
 _warned: dict[int, weakref.ref[Any]] = {}
 
-#: Modules and functions of which a break ended the first graph, as weak references, until an optimizer steps.
+#: Modules and functions whose first graph a break ended, as weak references, until an optimizer steps.
 _ended: list[weakref.ref[Any]] = []
 
 _stepped: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
@@ -125,7 +125,7 @@ def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
 
 
 def warn_of(compiled: Any) -> None:
-    """Warn of a module or function of which no graph ran, unless that is logged already."""
+    """Warn of a module or function without a graph that ran, unless that is logged already."""
     _warn(compiled, _NO_GRAPH, _reason(compiled))
 
 

@@ -1,8 +1,8 @@
-"""Count the bytes that autograd keeps for the backward, by running a graph on FakeTensors.
+"""Count the bytes that autograd saves for the backward, by running a graph on FakeTensors.
 
 Autograd reports what it saves (``torch.autograd.graph.saved_tensors_hooks``). The count covers distinct storages that
-are not inputs, parameters or constants of the graph, which exist anyway. A compiler may keep less, because it
-recomputes cheap values. Of a checkpoint only the inputs are kept; of a cond the branch that keeps more counts.
+are not inputs, parameters or constants of the graph, which exist anyway. A compiler may save less, because it
+recomputes cheap values. A checkpoint saves only its inputs; for a cond the branch that saves more counts.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class _Unknown(Exception):
-    """It is unknown what a node keeps."""
+    """It is unknown what a node saves."""
 
 
 def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:

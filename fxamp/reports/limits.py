@@ -1,8 +1,8 @@
 """Functions for which Dynamo's recompile limit is reached, and how many calls have run without casts since.
 
-From then on Dynamo calls nothing of fxamp for such a function: a call that none of its graphs fits runs as the program
-is written. So each later call of what torch.compile returned is watched: it is counted if no graph of the function ran
-in it. Under torch.autocast nothing is lost, and nothing is counted.
+From then on Dynamo does not call fxamp for such a function: a call that fits none of its graphs runs as the program is
+written. So fxamp watches each later call of the compiled function, and counts it if no graph of the function ran in it.
+Under torch.autocast no casts are lost, and nothing is counted.
 """
 
 import sys
@@ -56,7 +56,7 @@ class Limit:
 
     @property
     def loses_casts(self) -> bool:
-        """Whether a call without a graph lacks casts: not if all graphs follow torch.autocast, or have none."""
+        """Whether a call without a graph lacks casts: no if all graphs follow torch.autocast, or have none."""
         return not self._graphs or any(graph.record.casts and not graph.under_autocast for graph in self._graphs)
 
     def watch(self, compiled: Any) -> None:

@@ -1,4 +1,4 @@
-"""What runs of compiled graphs said of values that are not finite, as plain data and as text."""
+"""The values that were not finite in runs of compiled graphs, as plain data and as text."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What is reported of a graph while it is compiled: its dumps, its warnings, and its record for ``fxamp.report``."""
+"""Reports on a graph while it is compiled: its dumps, its warnings, and its record for ``fxamp.report``."""
 
 import logging
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class GraphObserver:
-    """Observes the compilation of one graph, which calls it after each stage; changes no graph, and keeps none.
+    """Observes the compilation of one graph, which calls it after each stage; changes no graph, and holds none.
 
     ``folder``: the option "dump". ``ended``: the reason for the graph break that ended the graph, if there was one.
     """

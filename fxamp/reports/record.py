@@ -39,8 +39,8 @@ class CastGraph:
 class GraphRecord:
     """One graph that the backend compiled: the listing of the result, and the passes that ran, in order.
 
-    ``kept``: what its forward keeps for its backward, if the policy has rules for kept values. ``found`` reads what its
-    runs said of values that are not finite; None without the option "nonfinite".
+    ``kept``: what its forward saves for its backward, if the policy has rules for saved values. ``found`` reads the
+    values that were not finite in its runs; None without the option "nonfinite".
     """
 
     listing: Listing
@@ -70,7 +70,7 @@ class GraphRecord:
 
     @property
     def nonfinite(self) -> tuple[NonFinite, ...]:
-        """What its runs said of values that are not finite; waits for the device. See option "nonfinite"."""
+        """The values that were not finite in its runs; waits for the device. See option "nonfinite"."""
         return () if self.found is None else self.found()
 
     @property

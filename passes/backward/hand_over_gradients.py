@@ -1,16 +1,16 @@
-"""hand-over-gradients: give gradients of parameters away as soon as they are made, instead of returning them.
+"""hand-over-gradients: hand over gradients of parameters as soon as they are computed, instead of returning them.
 
 1. The outputs at ``places`` become None. ``output.meta[HANDED_OVER]`` has the name of each one's parameter if the graph
    reads that, else None.
 2. Gradients are handed over in groups of at least ``group`` bytes, in the order in which they are ready; the last group
    may be smaller.
 3. A gradient is ready when it is made, and when the graph has read the parameter, directly or through views, for the
-   last time: whoever gets it may change the parameter. The op names the parameters that the graph reads as written to,
-   so that no compiler moves a read behind it.
-4. Gradients that are small beside a group are handed over at the end. To give them away earlier would save nothing, and
-   values that their parameters are read for, as by norms, would have to be written before.
-5. Before a group with parameters that the graph reads, a call hands over nothing. Inductor writes reads that it has put
-   off only after the call that they must come before: they then stand between the two calls.
+   last time: the receiver may change the parameter. The op names the parameters that the graph reads as written to, so
+   that no compiler moves a read behind it.
+4. Gradients that are small beside a group are handed over at the end. Earlier would save nothing, and values that are
+   computed from their parameters, as by norms, would have to be written before.
+5. Before a group with parameters that the graph reads, a call hands over nothing. Inductor delays reads until after the
+   call that they must precede; with this call they are between the two calls.
 """
 
 from collections.abc import Iterator

@@ -6,8 +6,8 @@ view's shape, and fuses only kernels whose loops have the same shape: the gradie
 
 1. A cast from float32 to 16 bits with more than two dimensions and fixed strides, of which only views are read, and
    whose source has readers beside it, is realized as it is strided. Its kernel then has the shape of its source, and
-   joins the kernel that makes that. A source that has no other reader is never written: Inductor computes it where the
-   cast is read (a kept value is unpacked so).
+   joins the kernel that makes that. A source without another reader is never written: Inductor computes it where the
+   cast is read (so it does when it unpacks a saved value).
 
 No value changes.
 """

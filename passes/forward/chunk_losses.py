@@ -140,7 +140,7 @@ def _target(match: LinearLoss, writer: GraphWriter, why: str) -> Node:
 
 
 def _erase(match: LinearLoss) -> None:
-    """Erase the loss, its log-sums, the layer, what stands between them, and the casts that only they read."""
+    """Erase the loss, its log-sums, the layer, the ops between them, and the casts that only they read."""
     linear, graph = match.linear, match.loss.graph
     operands = linear.all_input_nodes
     for node in (*match.log_sums, match.loss):

@@ -1,7 +1,7 @@
 """drop-regions: remove the marks of autocast regions after every cast is explicit.
 
-The marks would cause a second cast. Marks for other devices than the policy's stay, and those inside of what is kept
-verbatim.
+The marks would cause a second cast. Marks for other devices than the policy's stay, and so do those inside of calls
+that are left verbatim.
 """
 
 from dataclasses import dataclass

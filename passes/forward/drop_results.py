@@ -1,8 +1,8 @@
-"""drop-results: do not make the results of a training step that a policy's rules of region "results" name.
+"""drop-results: remove the results of a training step that a policy's rules of region "results" name.
 
 1. A rule holds in graphs with inputs that need a gradient, where gradients are on, that return a number: a loss. So
-   evaluation, and graphs that hand values on to other graphs, return all that they did.
-2. The output becomes None; ``output.meta[DROPPED]`` describes it, so that callers get a tensor that says so.
+   evaluation, and graphs whose values go to other graphs, return everything.
+2. The output becomes None; ``output.meta[DROPPED]`` describes it, so that callers get a tensor that raises an error.
 3. The conditions refer to the op that computed the result, before views, copies and conversions; ``args`` and
    ``elements`` are those of the kept region.
 4. A result stays, and the log says why, if a graph break ended the graph, since what follows may read it; or if its

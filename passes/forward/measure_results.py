@@ -3,7 +3,7 @@
 1. Every floating result, input and constant is measured right after it is made, outside of autograd, as
    :mod:`fxamp.passes.shared.magnitudes` says; in the shape in which it is read. What a call writes in place is its
    result.
-2. Floating outputs are measured although they may be part of what is, unless they are the whole of it.
+2. Floating outputs are measured even if they are views of a measured value, unless they are all of it.
 3. The new last output is a 1-dim tensor with one number for each; ``output.meta[MEASURED]`` names their nodes. A graph
    without floating values does not change.
 4. An input or constant is measured before the first conversion that reads it, else before its first reader, because
@@ -11,7 +11,7 @@
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return theirs to the graph outside,
    named ``"body/node"``; those of the branch that does not run are zeros. Other higher-order ops are measured by their
    results. Inside of torch.func transforms nothing is measured: values there have other shapes. With ``backwards``
-   those of Functions return theirs as one more result, for who runs them eagerly; else AOTAutograd traces them.
+   those of Functions return theirs as one more result, for eager runs; else AOTAutograd traces them.
 6. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
    the backward.
 """

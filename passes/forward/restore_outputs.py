@@ -8,8 +8,8 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
    if the program continues with 16-bit tensors (``narrow_outputs`` of the context): autocast would not change it.
 3. Outputs that share memory still do: their common base is cast once, and they become the same views of that cast. One
    tensor that is returned twice stays one tensor.
-4. No gradient goes where it did not: what was made where gradients are off is detached, and where the graph ends with
-   gradients off, the casts of what was made with gradients on are made with them on.
+4. No gradient flows where it did not flow before: values computed with gradients off are detached, and if the graph
+   ends with gradients off, casts of values computed with gradients on are inserted with gradients on.
 """
 
 import operator

@@ -1,10 +1,10 @@
 """scale-linear-losses: let a loss scale reach the gradients of torch's chunked ``functional.linear_cross_entropy``.
 
-1. torch's op makes its gradients in the forward, where no loss scale is, and in the dtype of its input: in float16, as
-   under autocast, small ones become zero before the backward multiplies them by the scale. There fxamp's own chunked
-   loss takes its place, with the same chunks; the loss has the dtype that torch's has.
-2. In other dtypes torch's op stays: it follows its inputs, as under autocast. So does one that makes no gradients, and
-   one without a reduction, whose backward makes them.
+1. torch's op computes its gradients in the forward, before a loss scale applies, and in the dtype of its input: in
+   float16, as under autocast, small ones become zero before the backward multiplies them by the scale. There fxamp's
+   own chunked loss replaces it, with the same chunks; the loss has the dtype of torch's.
+2. In other dtypes torch's op stays: it follows its inputs, as under autocast. So does one without gradients, and one
+   without a reduction, whose backward computes them.
 """
 
 import operator

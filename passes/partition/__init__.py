@@ -1,1 +1,1 @@
-"""Passes for the forward and backward that AOTAutograd partitions: they change what is kept between the two."""
+"""Passes for the forward and backward that AOTAutograd partitions: they change what is saved between the two."""

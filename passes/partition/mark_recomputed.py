@@ -1,7 +1,7 @@
 """mark-recomputed: tell AOTAutograd's partitioner which values to recompute in the backward: keep = "recompute".
 
 1. A forward value that such a rule covers is marked, together with the call that computes it. The partitioner then
-   keeps the inputs of these calls instead.
+   saves the inputs of these calls instead.
 2. Random ops are never marked: recomputing them would return other numbers. Marks that a checkpoint of the program has
    set do not change; results and inputs are not marked.
 """

@@ -4,10 +4,10 @@
    graph. The host waits once, at the end, for all of them; the views that the graph returns are made after that.
 2. In a backward, a copy back begins where the one before it is awaited: before the first op that reads that value. The
    first one begins with the graph.
-3. So of one device at most one copy is under way, and one value more is in its memory than without the pass. What a
-   copy reads and writes is handed to the op that awaits it, so no compiler can free or overwrite it before, or move
-   what reads its result before the wait.
-4. A wait in a backward also names what the last product before it reads, so that no compiler begins copies earlier.
+3. So each device has at most one copy under way, and one more value in its memory than without the pass. What a copy
+   reads and writes is handed to the op that awaits it, so no compiler can free or overwrite it before, or move what
+   reads its result before the wait.
+4. A wait in a backward also takes what the last product before it reads, so that no compiler begins copies earlier.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What ``custom_fwd`` and ``custom_bwd`` ask for, written into graphs that were captured without autocast."""
+"""Write the requests of ``custom_fwd`` and ``custom_bwd`` into graphs that were captured without autocast."""
 
 import torch
 from torch.fx import GraphModule, Node

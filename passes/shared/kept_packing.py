@@ -7,8 +7,8 @@ finite. All computations are in float32, with ops that Inductor can lower after 
 
 Three things let Inductor fuse packing with the op that computes the value, and unpacking with the ops that read it.
 Blocks lie along the last dimension of the nodes that reduce them, and codes are contiguous in that order. An unpacked
-value may have another memory layout than the original: Inductor itself changes that of what it keeps. Unpacking takes
-few ops, since Inductor writes what has many ops and several readers to memory.
+value may have another memory layout than the original: Inductor itself changes that of values that it saves. Unpacking
+takes few ops, because Inductor writes values of many ops with several readers to memory.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Find the losses that a policy's rules cut into chunks: a cross entropy that alone reads a linear layer's results.
 
-1. Between the two may stand what neither mixes classes nor computes: views and slices of rows, copies, and conversions
-   that lose nothing and stay on the device. ``logsumexp`` over the classes of the same rows may read the results too.
-2. The layer computes later than in the program, beside its loss. So nothing may write to its operands, and it must not
-   stand where gradients are off unless the loss does; nor may a ``logsumexp``.
+1. Between the two there may be ops that neither mix classes nor compute: views and slices of rows, copies, and
+   conversions that lose nothing and stay on the device. ``logsumexp`` over the classes of the same rows may read the
+   results too.
+2. The layer computes later than in the program, beside its loss. So nothing may write to its operands, and neither it
+   nor a ``logsumexp`` may be where gradients are off, unless the loss is.
 3. A loss whose operands torch would reject stays whole, so that torch raises its own error.
 """
 
@@ -40,7 +41,7 @@ _COMPUTED = (torch.float32, *NARROW)
 class LinearLoss:
     """A ``loss`` of the results of ``linear``, and how it is cut.
 
-    ``row_ops`` stand between them, in order. ``classes_second``: a transposition before the loss moved the classes to
+    ``row_ops`` are between them, in order. ``classes_second``: a transposition before the loss moved the classes to
     dimension 1. ``log_sums`` are the calls of ``logsumexp`` that read the results too. All of it is computed at
     ``place``, a node of these; ``moved``, on which the loss depends, goes there first.
     """
@@ -58,7 +59,7 @@ class LinearLoss:
 
 @dataclass
 class _Path:
-    """What stands between a loss and a linear layer; see :class:`LinearLoss`."""
+    """The ops between a loss and a linear layer; see :class:`LinearLoss`."""
 
     linear: Node
     row_ops: tuple[Node, ...]

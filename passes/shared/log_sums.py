@@ -1,6 +1,6 @@
 """The log-sums of a loss's logits, ``logsumexp`` over the classes, which a z-loss squares.
 
-A chunked loss hands them out, a number for each row. What the program does with these, as a mean of squares times a
+A chunked loss returns them, one number for each row. The program's use of them, such as a mean of squares times a
 coefficient, stays as it is written.
 """
 
@@ -44,7 +44,7 @@ def keeps_values(node: Node) -> bool:
 def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Node, ...] | str:
     """Return what must move before ``first`` so that ``operands`` exist there, in order; why that cannot be, as text.
 
-    ``first`` is a log-sum that stands before the ``loss``.
+    ``first`` is a log-sum before the ``loss``.
     """
     between = _from(first, loss)
     if any(node.target is torch._C._set_grad_enabled for node in between):

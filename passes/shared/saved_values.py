@@ -1,6 +1,6 @@
-"""What a partitioned forward keeps for its backward: which memory, which op made it, who reads it, which rule applies.
+"""What a partitioned forward saves for its backward: which memory, which op computed it, what reads it, which rule.
 
-AOTAutograd saves nodes, several of which may be views of one memory. The unit here is the memory: it is kept once.
+AOTAutograd saves nodes, several of which may be views of one memory. The unit here is the memory, which is saved once.
 """
 
 import operator
@@ -80,7 +80,7 @@ def saved(gm: GraphModule, results: int) -> Sequence[Any]:
 def memories(gm: GraphModule, results: int) -> list[Memory]:
     """Return the memory that is kept only for the backward, in the order of the forward's outputs.
 
-    Left out is memory that exists anyway: of inputs, constants, results, and of whatever shares memory with them.
+    Memory that exists anyway is left out: inputs, constants, results, and values that share memory with them.
     """
     returned: Any = graph_output(gm.graph).args[0]
     there = [node for node in returned[:results] if isinstance(node, Node)]
@@ -144,7 +144,7 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     if not isinstance(call.target, OpOverload):
         return KeepDecision(None, f"{op_name(call)} made it, of which no rule can tell")
     if is_kept_exactly(call):
-        return KeepDecision(None, "it is a gradient that the forward makes")
+        return KeepDecision(None, "it is a gradient that the forward computes")
     value = tensor_value(memory.owner)
     elements = None if value is None else hint(value.numel())
     calls = list(readers(memory.owner))
@@ -160,7 +160,7 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     if rule is None:
         return KeepDecision(None, rulings[0].unknown or "no rule is for it")
     if marked_lower(call, context) is None:
-        return KeepDecision(rule, "autocast is off where it is made")
+        return KeepDecision(rule, "autocast is off where it is computed")
     if any(_WITHOUT_GRADIENT in reader.meta for reader in calls):
         return KeepDecision(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
     return KeepDecision(rule)

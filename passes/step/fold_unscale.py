@@ -29,7 +29,7 @@ INVERSE, COEFFICIENT = "inv_scale", "clip_coefficient"
 
 @dataclass(frozen=True)
 class FoldUnscale(Pass[Context]):
-    """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors are given."""
+    """Requires marked gradients; ensures rule 2 for each. ``scaled``, ``clipped``: which factors there are."""
 
     scaled: bool = True
     clipped: bool = False

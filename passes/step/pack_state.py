@@ -7,7 +7,7 @@
 3. With ``compensated``, a 16-bit parameter has a compensation as another input: the step reads their sum, writes the
    result rounded to nearest, and writes the rounding error to the compensation.
 4. If anything is rounded stochastically, the step draws a key of random bits from the count of such steps, an int32 of
-   the state, which it advances, and from one more input, the last one: ``stream``, which no other parameter has.
+   the state, which it advances, and from one more input, the last one: ``stream``, which differs for each parameter.
 
 Inputs are known by their role, ``node.meta[ROLE]``.
 """
@@ -30,7 +30,7 @@ ROLE = "fxamp_role"
 #: Key of ``node.meta``: set on the inputs that this pass wrote.
 STORED = "fxamp_stored"
 
-#: The role of the state that holds what rounding has lost of a parameter.
+#: The role of the state that holds the rounding errors of a parameter.
 COMPENSATION = "compensation"
 
 #: The role of the state that counts the steps that rounded stochastically, and that of the input of rule 4.

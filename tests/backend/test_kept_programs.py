@@ -179,7 +179,7 @@ def test_where_autocast_is_off_nothing_is_packed() -> None:
 
     _, _, report = compiled_gradients(Off(), X, all_in("int8"))
     forms = {value.name: (value.form, value.reason) for value in report.graphs[-1].kept}
-    assert ("f32", "autocast is off where it is made") in forms.values()
+    assert ("f32", "autocast is off where it is computed") in forms.values()
     assert any(form.startswith("int8") for form, _ in forms.values())
 
 

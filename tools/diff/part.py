@@ -1,4 +1,4 @@
-"""A part of a comparison: a title, rows and remarks, which every format for people writes in its own way."""
+"""A part of a comparison: a title, rows and remarks, which each format for readers writes in its own way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

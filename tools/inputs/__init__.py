@@ -1,1 +1,1 @@
-"""What a tool is given: listings, dumps, exported programs, model files."""
+"""The inputs of the tools: listings, dumps, exported programs, model files."""

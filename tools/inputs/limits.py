@@ -1,6 +1,6 @@
-"""What a graph's text may make a tool compute: numbers of 64 bits, bounded sequences, bounded time and memory.
+"""Limits on what a graph's text can make a tool compute: numbers of 64 bits, bounded sequences, time and memory.
 
-A text comes from anywhere, and a line of it can ask for a number with a billion digits, or a billion results.
+A text may come from anyone, and a line of it can ask for a number with a billion digits, or a billion results.
 """
 
 import signal

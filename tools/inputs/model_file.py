@@ -1,4 +1,4 @@
-"""Run a Python file that defines ``model`` and what it is called with.
+"""Run a Python file that defines ``model`` and its inputs.
 
 Naming the file on the command line is consent; still nothing of it runs if its text lacks one of these names.
 """

@@ -1,4 +1,4 @@
-"""What a graph keeps for its backward once it is compiled: AOTAutograd partitions it on FakeTensors, nothing runs."""
+"""What a compiled graph saves for its backward: AOTAutograd partitions it on FakeTensors, and nothing runs."""
 
 import importlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""``fxamp-policy``: check policy files, show what they come to, and explain what they decide.
+"""``fxamp-policy``: check policy files, show them merged, and explain what they decide.
 
 Each subcommand is a separate module, imported on demand; list, show and explain import no torch.
 """

@@ -1,4 +1,4 @@
-"""What a product in fp8, mxfp8 or nvfp4 and its backward round, and by which scales: what calibrating looks at."""
+"""What a product in fp8, mxfp8 or nvfp4 and its backward round, and by which scales, for calibration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What calibrate and bisect share: their options, the policy to start from, and the patch: a file that extends it."""
+"""Shared by calibrate and bisect: options, the policy to start from, and the patch, a file that extends it."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,8 @@
-"""Fold sibling modules that show the same: ``h.0 .. h.11 (12 alike)`` instead of twelve times the same rows.
+"""Fold sibling modules that are alike: ``h.0 .. h.11 (12 alike)`` instead of twelve times the same rows.
 
-Siblings are modules whose paths differ in one number. Their nodes are alike if everything that is recorded of them is
-the same, except for the names of nodes, parameters and bodies, and that number. What a node reads must be at the same
-place of its block; from outside the block, it must have the same type.
+Siblings are modules whose paths differ in one number. Their nodes are alike if their records are equal except for the
+names of nodes, parameters and bodies, and that number. What a node reads must be at the same place of its block; from
+outside the block, it must have the same type.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The table of the values that a forward keeps for its backward: for ``--kept``, and below the ops of a forward."""
+"""The table of the values that a forward saves for its backward: for ``--kept``, and below the ops of a forward."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""Rows in groups, as :func:`torch.nn.functional.grouped_mm` has them: where each row stands if groups are padded.
+"""Rows in groups, as :func:`torch.nn.functional.grouped_mm` has them: where each row is if groups are padded.
 
 ``offsets``: int32 ``[groups]``, in ascending order, the ends of the groups of ``[rows, ...]``. Rows beyond the last end
-are in no group. The sizes stay on the device: what is padded has room for the most that any sizes need.
+are in no group. The sizes stay on the device, so a padded tensor has the largest size that any groups can need.
 """
 
 from dataclasses import dataclass

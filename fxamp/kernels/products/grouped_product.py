@@ -5,8 +5,8 @@
 2. GPUs read blocks' scales group by group, in tiles of 128 rows and 4 blocks (``quantize.swizzled``).
 3. torch leaves memory as it finds it for rows beyond the last group, and for groups of no rows: here both are zeros.
 4. Elsewhere the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it.
-5. Inductor calls ``torch.ops.fxamp.scaled_grouped_mm`` as it is. Of torch's own op, its autotuning has a template that
-   takes the scales of blocks for those of rows.
+5. Inductor calls ``torch.ops.fxamp.scaled_grouped_mm`` as it is. For torch's own op, its autotuning has a template that
+   mistakes the scales of blocks for those of rows.
 """
 
 from dataclasses import replace

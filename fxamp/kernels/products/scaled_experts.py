@@ -1,10 +1,10 @@
 """Linear layers of experts in 8-bit floats, as an op of captured graphs: ``torch.ops.fxamp.scaled_experts.default``.
 
-Each group of rows is multiplied by the weight of its expert. As :mod:`fxamp.kernels.products.scaled_linear`, the op is
-differentiable, and made of ops that AOTAutograd traces. Its recipes match torchao's ``prototype.moe_training``.
+Each group of rows is multiplied by the weight of its expert. Like :mod:`fxamp.kernels.products.scaled_linear`, the op
+is differentiable and consists of ops that AOTAutograd traces. Its recipes match torchao's ``prototype.moe_training``.
 
 1. The weight's gradient sums over the rows of each group: they are padded with zeros to the recipe's multiple there,
-   and each group has scales of its own. Elsewhere every row stands for itself, and nothing is padded.
+   and each group has scales of its own. In the other products rows are independent, and nothing is padded.
 2. Rows beyond the last offset are in no group: their results and gradients are zeros, as is the gradient of an expert
    without rows.
 3. Products are rounded to bfloat16 first, which the kernels return.

@@ -1,10 +1,10 @@
 """A linear layer in floats of 8 or 4 bits, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
 
 It is differentiable, and made of ATen ops that AOTAutograd traces. So a compiler can fuse scales and casts with the ops
-that compute the values, and decides what is kept for the backward. Its recipes match torchao bit for bit.
+that compute the values, and decides what to save for the backward. Its recipes match torchao bit for bit.
 
 1. The operands are quantized as the recipe says (``quantize``). Sums over rows are padded with zeros.
-2. The backward casts weights again, so that no 8-bit copies of them are kept (pytorch #141881).
+2. The backward casts weights again, so that no 8-bit copies of them are saved (pytorch #141881).
 3. A second derivative raises: products of rounded values have none.
 4. Gradients in 4 bits are rounded stochastically: by ``torch.manual_seed``, see ``float4``.
 """

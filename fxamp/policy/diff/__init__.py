@@ -1,1 +1,1 @@
-"""The differences between two policies: what they say, and what they decide."""
+"""The differences between two policies: in their rules, and in what they decide."""

@@ -1,7 +1,7 @@
 """Which ops two policies decide differently, and in which situations.
 
 In a policy the last rule that covers a call decides. So two policies differ on an op exactly if there can be a call
-that one rule decides in the first policy and another rule, with another cast, in the second. The rules' conditions tell
+that one rule decides in the first policy and another rule, with another cast, in the second. The rules' conditions show
 whether there can be such a call (:mod:`fxamp.policy.diff.rule_overlap`): the order of two rules matters only if one
 call can meet the conditions of both.
 """
@@ -50,7 +50,7 @@ def _all_rules(policy: Policy) -> list[Rule]:
 
 
 def _deciding(rules: Sequence[Rule], pattern: OpPattern, region: str) -> list[Rule | None]:
-    """Return the rules for the ops, first to last; None stands for following the inputs."""
+    """Return the rules for the ops, first to last; None means following the inputs."""
     return [None, *(rule for rule in rules if rule.covers_op(pattern.op, region))]
 
 

@@ -1,4 +1,4 @@
-"""The shipped policies. None has a file of its own: its name says what it is composed of.
+"""The shipped policies. None has a file of its own: its name gives its parts.
 
 ``DEVICE-DTYPE`` is the table ``DEVICE.toml`` in that dtype. ``DEVICE-DTYPE-VARIANT`` is a policy of that device and
 dtype and then the variant's file: ``VARIANT-DEVICE.toml`` if there is one, else ``VARIANT.toml``. Its table

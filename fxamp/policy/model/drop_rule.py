@@ -1,4 +1,4 @@
-"""Rules with ``drop``: what a compiled graph returns beside a loss, and need not make."""
+"""Rules with ``drop``: results beside a loss that a compiled graph need not compute."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TRUE = Kind("true or false", (bool,), {"const": True})
 @named_arguments
 @dataclass(frozen=True)
 class DropRule(Rule):
-    """A graph that returns a loss does not make the results that meet all conditions, for nobody reads them.
+    """A graph that returns a loss does not compute the results that meet all conditions, because nothing reads them.
 
     ``elements`` is a condition on the size of the result.
     """

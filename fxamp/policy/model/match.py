@@ -1,7 +1,7 @@
 """The ``[match]`` table: the machines that a policy is for, and the facts about the machine at hand.
 
-The GPUs of torch's "cuda" come from two vendors. A compute capability says what NVIDIA's can do. torch reports one for
-AMD's too, but that says nothing: gfx90a, with (9, 0), has no products in 8 bits, while NVIDIA's have them from (8, 9)
+The GPUs of torch's "cuda" come from two vendors. A compute capability describes NVIDIA's. torch reports one for AMD's
+too, but it means nothing there: gfx90a, with (9, 0), has no products in 8 bits, while NVIDIA's have them from (8, 9)
 on. So ``capability`` is for NVIDIA's, ``arch`` names AMD's, and a policy with only one of them is for that vendor only.
 """
 

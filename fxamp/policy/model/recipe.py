@@ -1,8 +1,8 @@
 """The recipes of rules with ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"``: how each operand of a product is quantized.
 
 A recipe is data: passes, kernels and tools read it here. Names and results are those of torchao.float8 and of torchao's
-MXFP8 training. Those for NVFP4 are the recipe of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), and
-what is left of it without one of its parts. Those in AMD's older formats of 8 bits end with "_fnuz".
+MXFP8 training. Those for NVFP4 are the recipe of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149),
+complete and without one of its parts. Those in AMD's older formats of 8 bits end with "_fnuz".
 """
 
 from collections.abc import Iterator, Mapping

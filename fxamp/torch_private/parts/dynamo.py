@@ -1,4 +1,4 @@
-"""Of Dynamo, which this imports."""
+"""Parts of Dynamo, which this imports."""
 
 from torch._dynamo import device_interface
 from torch._dynamo.backends import common

@@ -1,3 +1,3 @@
-"""Of AOTAutograd."""
+"""Parts of AOTAutograd."""
 
 from torch._functorch import config, partitioners, predispatch

@@ -1,4 +1,4 @@
-"""Of torch.fx, its traces and fake tensors."""
+"""Parts of torch.fx, its traces and fake tensors."""
 
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.compile_utils import fx_graph_cse

@@ -1,4 +1,4 @@
-"""Of Inductor, which this imports, with its compiler."""
+"""Parts of Inductor, which this imports, with its compiler."""
 
 from torch._inductor import compile_fx, inductor_prims
 from torch._inductor.async_compile import shutdown_compile_workers

@@ -1,7 +1,7 @@
 """The units that bisecting widens: modules with all inside, a module's own calls, rules of the policy.
 
 Under a policy with rules for fp8 a unit changes from fp8 to 16 bits, under any other from 16 bits to float32. In the
-region "kept" the values that a unit makes are kept for the backward as the forward made them.
+region "kept" the values that a unit computes are saved for the backward as the forward made them.
 """
 
 from collections.abc import Iterable, Sequence

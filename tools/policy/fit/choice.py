@@ -1,4 +1,4 @@
-"""The best of the priced policies within limits, and what to say where none is."""
+"""The best of the priced policies within limits, and an explanation if there is none."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""``fxamp-policy fit``: say the GPU and its memory, and get the policy for a model's training step."""
+"""``fxamp-policy fit``: find the policy for a model's training step on a GPU, within its memory."""
 
 from argparse import Namespace
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """The GPUs that a policy is fitted to, and amounts of memory.
 
-Rates are the shares of the data sheets' that the count takes for an H100: 0.9 of the bandwidth, 0.61 of the dense
-products in 16 bits. Kernels are those that Inductor makes for an H100.
+Rates are those of the data sheets times the factors that the count uses for an H100: 0.9 of the bandwidth, 0.61 of the
+dense products in 16 bits. Kernels are those that Inductor makes for an H100.
 """
 
 import re
