@@ -15,7 +15,7 @@ from fxamp.tools.diff.sides import Side, load_side
 
 PROG = "fxamp-diff"
 
-FORMATS = ("text", "json", "markdown", "html")
+FORMATS = ("text", "json", "markdown")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,10 +104,6 @@ def _lines(comparison: Comparison, options: Namespace) -> Iterator[str]:
         from fxamp.tools.diff.markdown import markdown_lines
 
         return markdown_lines(comparison)
-    if options.format == "html":
-        from fxamp.tools.diff.html import html_lines
-
-        return html_lines(comparison)
     from fxamp.tools.diff.text import text_lines
 
     return text_lines(comparison, look_of(sys.stdout, options.width, options.output is not None))

@@ -31,8 +31,8 @@ class Cost:
 def cost(file: str, old: Side, new: Side, style: str) -> Cost:
     """Count the model that ``file`` defines, in float16 or bfloat16 as the new policy says.
 
-    ``style``: "text", "json", "markdown" or "html", for which the table is text. Raises OptionError for another file or
-    device, and with what the command says where it cannot count.
+    ``style``: "text", "json" or "markdown". Raises OptionError for another file or device, and with what the command
+    says if it cannot count.
     """
     if Path(file).suffix != ".py":
         raise OptionError(f"--cost counts models: --graph {file} is none; accepted: a MODEL.py")

@@ -9,10 +9,9 @@ from typing import Any
 
 from fxamp.errors import BannedOpError, PolicyError
 from fxamp.graph_text.model import Entry, Listing
-from fxamp.graph_text.totals import Totals, totals
+from fxamp.graph_text.totals import Totals, is_op, totals
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
-from fxamp.tools.diff.side_by_side import ops_by_path
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.load import Request, prepare
 from fxamp.tools.inputs.prepare import ProgramGraph
@@ -53,8 +52,7 @@ class Effect:
     """The effect on one graph. ``sums`` are the totals under each policy, ``kept`` the bytes kept for the backward.
 
     ``modules`` maps the path of each module that differs to its two totals. ``rejections`` say why a policy rejects
-    the graph (a banned op), ``""`` if it does not; a rejected graph is not compared. ``listings`` are the graph under
-    each.
+    the graph (a banned op), ``""`` if it does not; a rejected graph is not compared.
     """
 
     file: str
@@ -64,7 +62,6 @@ class Effect:
     sums: tuple[Totals, Totals] | None = None
     kept: tuple[int | None, int | None] = (None, None)
     modules: tuple[tuple[str, Totals, Totals], ...] = ()
-    listings: tuple[Listing, Listing] | None = None
 
     def content(self) -> dict[str, Any]:
         """Return the effect as plain data."""
@@ -112,7 +109,6 @@ def _effect(file: str, graph: ProgramGraph, old: Side, new: Side) -> Effect:
         sums=(totals(before), totals(after)),
         kept=(before.kept_after, after.kept_after),
         modules=tuple(_changed_modules(before, after)),
-        listings=(before, after),
     )
 
 
@@ -138,8 +134,16 @@ def _ruled(change: OpEffect) -> bool:
     return old != new
 
 
-def _ops(listing: Listing) -> dict[tuple[str, ...], Entry]:
-    return {path: entry for path, (_, entry) in ops_by_path(listing).items()}
+def _ops(listing: Listing, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Entry]:
+    """Return the ops of a graph and its bodies, by name after the names of those bodies."""
+    ops: dict[tuple[str, ...], Entry] = {}
+    for entry in listing.entries:
+        if is_op(entry):
+            ops[(*path, entry.name)] = entry
+        for body in entry.bodies:
+            if body in listing.bodies:
+                ops |= _ops(listing.bodies[body], (*path, body))
+    return ops
 
 
 def _changed_modules(old: Listing, new: Listing) -> Iterator[tuple[str, Totals, Totals]]:

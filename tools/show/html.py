@@ -1,10 +1,10 @@
 """``--format html``: one self-contained page, including its data; it loads nothing."""
 
+import html
 import json
 from pathlib import Path
 
 from fxamp.graph_text import Document
-from fxamp.tools.common.page import colours, escaped
 from fxamp.tools.show.html_data import page_data
 
 _PAGE = Path(__file__).parent / "page"
@@ -20,10 +20,10 @@ def html_page(document: Document, title: str) -> str:
     """
     page = (_PAGE / "page.html").read_text(encoding="utf-8")
     parts = {
-        "STYLE": colours() + (_PAGE / "page.css").read_text(encoding="utf-8"),
+        "STYLE": "".join((_PAGE / name).read_text(encoding="utf-8") for name in ("colours.css", "page.css")),
         "SCRIPT": "\n".join((_PAGE / name).read_text(encoding="utf-8") for name in SCRIPTS),
         "DATA": _embedded(page_data(document, title)),
-        "TITLE": escaped(f"{title} - fxamp-show"),
+        "TITLE": html.escape(f"{title} - fxamp-show"),
     }
     for name, text in parts.items():
         page = page.replace(f"<!--{name}-->", text, 1)

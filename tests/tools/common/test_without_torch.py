@@ -27,7 +27,7 @@ sys.exit(main(sys.argv[1:]))
         *((f"show gpt.json {more}", 0) for more in ("", "--format json", "--format model-explorer", "--why linear")),
         ("show dump.py", 0),
         ("show graph.txt", 0),
-        *((f"diff cuda-float16 mine.toml --format {format}", 1) for format in ("text", "json", "markdown", "html")),
+        *((f"diff cuda-float16 mine.toml --format {format}", 1) for format in ("text", "json", "markdown")),
         ("policy show mine.toml --torch 2.13", 0),
         ("policy explain mm --policy mine.toml --torch 2.13", 0),
         ("policy list", 0),
