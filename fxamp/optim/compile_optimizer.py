@@ -1,8 +1,6 @@
 """``compile_optimizer``: make an optimizer's ``step()`` run as one compiled program for all parameters."""
 
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from os import PathLike
 from types import MethodType
@@ -14,26 +12,15 @@ from torch import Tensor
 from fxamp.argument_names import named_arguments
 from fxamp.errors import OptionError, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS
-from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.clip import require_max_norm
-from fxamp.optim.guarded_step import guarded
+from fxamp.optim.compiled_optimizer import CompiledOptimizer
 from fxamp.optim.in_backward import close_backward, step_in_backward
-from fxamp.optim.precision.state_precision import set_precision, unpack_state
+from fxamp.optim.precision.state_precision import unpack_state
+from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.tracing.stand_ins import needs_arguments
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.torch_dtypes import widest_float
-
-
-@dataclass(frozen=True)
-class StepSettings:
-    """The settings of one compiled optimizer: see :func:`compile_optimizer`."""
-
-    clip_norm: float | None
-    lowering: str
-
-
-_settings: "weakref.WeakKeyDictionary[torch.optim.Optimizer, StepSettings]" = weakref.WeakKeyDictionary()
 
 
 @named_arguments
@@ -75,17 +62,12 @@ def compile_optimizer(
         require_max_norm(clip_norm, "clip_norm")
     loaded = policy if policy is None or isinstance(policy, Policy) else Policy.load(policy)
     step_in_backward(optimizer, loaded, clip_norm is not None)
-    if optimizer not in _settings:
+    compiled = CompiledOptimizer.of(optimizer)
+    if compiled.own is None:
         optimizer.step = MethodType(_compiled_step(optimizer.step), optimizer)  # type: ignore[method-assign]
-    set_precision(optimizer, None if loaded is None else loaded.optimizer, seed)
-    _settings[optimizer] = StepSettings(clip_norm, lowering)
+    compiled.keep_state(None if loaded is None else loaded.optimizer, seed)
+    compiled.own, compiled.clip_norm = StepOptions(clipped=clip_norm is not None, lowering=lowering), clip_norm
     return optimizer
-
-
-def clips(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer's ``step()`` clips gradients, so that no other code may step in place of it."""
-    settings = _settings.get(optimizer)
-    return settings is not None and settings.clip_norm is not None
 
 
 def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,8 +75,8 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        settings = _settings[self]
-        loss = None
+        compiled, loss = CompiledOptimizer.known(self), None
+        assert compiled is not None and compiled.own is not None, "a copy of an optimizer has no such step"
         if closure is not None and not args and not kwargs and _calls_closure_first(self):
             with torch.enable_grad():
                 loss = closure()
@@ -102,30 +84,26 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
         close_backward(self)
         arguments = closure is not None or bool(args or kwargs)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        bound = _prepared(self, settings, scale is not None, found_inf is not None, arguments)
+        options = compiled.own._replace(scaled=scale is not None, guarded=found_inf is not None)
+        bound = compiled.prepare(options, arguments) if _has_gradients(self) else None
         if bound is None:
             unpack_state(self)
-            _clip_in_memory(self, settings, scale)
+            _clip_in_memory(self, compiled.clip_norm, scale)
             positional = (closure, *args) if closure is not None or args else ()
             result = original(*positional, **kwargs)
             stepped(self)
             return loss if loss is not None else result
         wide = None if scale is None else scale.to(widest_float(scale.device))
         inverse = None if wide is None else wide.reciprocal().float().reshape(())
-        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(settings.clip_norm, inverse))
+        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(compiled.clip_norm, inverse))
         stepped(self)
         return loss
 
     return step
 
 
-def _prepared(
-    optimizer: torch.optim.Optimizer, settings: StepSettings, scaled: bool, flagged: bool, arguments: bool
-) -> BoundStep | None:
-    if not any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
-        return None
-    step = guarded(optimizer, settings.lowering)
-    return step.prepare(scaled, settings.clip_norm is not None, arguments, guarded=flagged)
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
@@ -134,12 +112,12 @@ def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
 
 
 @torch.no_grad()
-def _clip_in_memory(optimizer: torch.optim.Optimizer, settings: StepSettings, scale: Tensor | None) -> None:
+def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: Tensor | None) -> None:
     """Clip in memory before the optimizer steps by itself; gradients may still be multiplied by ``scale``."""
-    if settings.clip_norm is None:
+    if clip_norm is None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if scale is not None:
         torch._foreach_div_([p.grad for p in parameters], scale)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
-    torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+    torch.nn.utils.clip_grad_norm_(parameters, clip_norm)

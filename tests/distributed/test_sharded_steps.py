@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.optim.shards import local
 from fxamp.tools.bench.host_syncs import HostReads
@@ -97,7 +97,7 @@ def stepped(mesh: DeviceMesh | None, make: Make, clip_norm: float | None, **how:
             reads.count = 0
             optimizer.step()
         counts = {"collectives": len(calls), "reads": reads.count}
-    refusals = guarded(optimizer, how["lowering"]).reasons if how else ()
+    refusals = CompiledOptimizer.of(optimizer).reasons if how else ()
     weights = [whole(parameter) for parameter in own.values()]
     return {"weights": weights, "state": state(optimizer), "refusals": refusals, **counts}
 

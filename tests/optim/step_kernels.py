@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter
 
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.launch_plan import CHUNK
-from fxamp.optim import GuardedStep
+from fxamp.optim import CompiledOptimizer, StepOptions
 from fxamp.optim.programs.kind_step import KindStep
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ SHAPES = ((CHUNK + 4097,), (3, 5), (1,), (40, 60))
 
 def prepared(
     make: Make, scaled: bool = True, clipped: bool = True, dtype: torch.dtype = torch.float32
-) -> tuple[GuardedStep, torch.optim.Optimizer, KindStep]:
+) -> tuple[CompiledOptimizer, torch.optim.Optimizer, KindStep]:
     """An optimizer after its first step, and its next one as a kernel for the interpreter; keep the first of them."""
     generator = torch.Generator().manual_seed(0)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
@@ -31,8 +31,8 @@ def prepared(
     optimizer = make(parameters)
     optimizer.step()
     with forced(Implementation.INTERPRETER):
-        step = GuardedStep(optimizer)
-        assert step.prepare(scaled, clipped) is not None
+        step = CompiledOptimizer.of(optimizer)
+        assert step.prepare(StepOptions(scaled, clipped)) is not None
     (part,) = parts_of(step)
     assert isinstance(part, KindStep)
     return step, optimizer, part

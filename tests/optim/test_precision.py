@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.kernels import Implementation, forced
-from fxamp.optim import guarded, packed_state_dict
+from fxamp.optim import CompiledOptimizer, packed_state_dict
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
 from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.precision.packed_tensor import PackedTensor
@@ -76,7 +76,7 @@ def states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_machine_code_of_8_bit_state_spills_nothing_to_memory(dtype: torch.dtype, arch: str) -> None:
     with forced(Implementation.INTERPRETER):
         optimizer = step(packing(TABLES["8bit stochastic"], dtype=dtype, lowering="inductor"), 0, 1)
-    (part,) = parts_of(guarded(optimizer))
+    (part,) = parts_of(CompiledOptimizer.of(optimizer))
     gm = part.traced.module
     inputs = kernel_inputs(gm)
     for aligned in (Aligned.ALL, Aligned.BUT_GRADIENT):
@@ -203,7 +203,7 @@ def test_a_thousand_overflows_change_no_bit(table: str) -> None:
             scaler.step(optimizer)
             scaler.update()
             assert not all(map(torch.equal, bits(), before))
-    assert scaler.skipped_steps == 1000 and guarded(optimizer, "aot_eager").reasons == ()
+    assert scaler.skipped_steps == 1000 and CompiledOptimizer.of(optimizer).reasons == ()
 
 
 def test_saved_state_is_ordinary_and_loads_either_way() -> None:
@@ -299,7 +299,7 @@ def test_parameters_without_a_program_keep_their_state_and_the_log_says_so(caplo
 def test_other_optimizers_and_a_users_own(name: str) -> None:
     for make in (OPTIMIZERS[name], Counting):
         ours, plain = (step(packing(table, make), 0, 1, 2) for table in ('state = "bfloat16"', None))
-        assert guarded(ours, "aot_eager").compilations >= 1
+        assert CompiledOptimizer.of(ours).compilations >= 1
         for a, b in zip(parameters(ours), parameters(plain), strict=True):
             assert (a - b).abs().max() <= 0.05 * (1 + b.abs().max())
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 from fxamp.passes.step.pack_state import COUNT
 from fxamp.policy import Policy
 
@@ -150,7 +150,7 @@ def test_a_state_that_was_saved_without_the_count_loads_and_starts_to_count() ->
         del entry[COUNT]
     run.optimizer.load_state_dict(state)
     run.step(2)
-    assert counts(run) == [1, 1, 1] and not guarded(run.optimizer, "aot_eager").reasons
+    assert counts(run) == [1, 1, 1] and not CompiledOptimizer.of(run.optimizer).reasons
 
 
 def test_a_state_with_the_count_loads_into_an_ordinary_optimizer_and_comes_back() -> None:

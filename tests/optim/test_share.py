@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced, interpreter
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 
 SHAPES = ((4, 3), (3,))
 AdamW, SGD, RMSprop = torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop
@@ -70,7 +70,7 @@ def trained(make: Any, groups: Groups, own: list[list[nn.Parameter]], seeds: lis
 
 
 def parts(optimizer: torch.optim.Optimizer, lowering: str = "aot_eager") -> int:
-    return len(parts_of(guarded(optimizer, lowering)))
+    return len(parts_of(CompiledOptimizer.of(optimizer)))
 
 
 def together_and_apart(make: Any, groups: Groups, **how: Any) -> tuple[Any, list[list[nn.Parameter]], Any]:
@@ -128,7 +128,7 @@ def test_a_decay_that_stops_being_zero_compiles_again() -> None:
         optimizer.param_groups[1]["weight_decay"] = 0.5
         optimizer.step()
         results.append([parameter.detach() for params in own for parameter in params])
-    step = guarded(optimizer, "aot_eager")
+    step = CompiledOptimizer.of(optimizer)
     assert step.compilations == 2 and parts(optimizer) == 1
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

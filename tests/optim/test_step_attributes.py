@@ -11,7 +11,7 @@ from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 
 INF = float("inf")
 
@@ -100,7 +100,7 @@ def train(moved: Any, how: str, lowering: str = "aot_eager", bad: tuple[int, ...
 def test_tensors_beside_the_state_are_inputs(moved: Any, bad: tuple[int, ...], lowering: str) -> None:
     ours, values = train(moved, "compiled", lowering, bad)
     _, reference = train(moved, "eager", bad=bad)
-    step = guarded(ours, lowering)
+    step = CompiledOptimizer.of(ours)
     assert step.reasons == () and step.compilations >= 1
     for value, expected in zip(values, reference, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
@@ -116,7 +116,7 @@ def test_what_cannot_be_compiled_is_named_and_runs_as_it_is(
     with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
         ours, values = train(moved, "compiled")
     assert all(map(torch.equal, values, train(moved, "eager")[1]))
-    assert guarded(ours, "aot_eager").compilations == 0
+    assert CompiledOptimizer.of(ours).compilations == 0
     (record,) = caplog.records
     assert record.message.startswith("Held: its step runs uncompiled: ")
     assert re.search(message, record.message)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.blockwise_8bit import SCALES
-from fxamp.optim import Factors, guarded
+from fxamp.optim import CompiledOptimizer, Factors, StepOptions
 from fxamp.optim.kernels.launch import StepKernel
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
 from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
@@ -49,7 +49,7 @@ def test_values_are_those_of_eager_ops_bit_for_bit(case: tuple[str, torch.dtype]
     for flag in (0.0, 1.0, 0.0):
         before = [tensor.detach().clone() for tensor in tensors]
         with forced(Implementation.INTERPRETER):
-            bound = step.prepare(True, True)
+            bound = step.prepare(StepOptions(True, True))
             assert bound is not None
             bound(torch.tensor(flag), Factors(inverse, coefficient))
         if flag:
@@ -84,9 +84,9 @@ def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
                 values = torch.arange(24.0).view(4, 6).sub(11.5 + at)
                 parameter.grad = torch.empty(25)[offset:][:24].view(4, 6).copy_(values)
             with forced(Implementation.INTERPRETER):
-                from fxamp.optim import guarded
+                from fxamp.optim import CompiledOptimizer, StepOptions
 
-                bound = guarded(optimizer).prepare(False, False, guarded=False)
+                bound = CompiledOptimizer.of(optimizer).prepare(StepOptions(guarded=False))
                 if bound is None:
                     optimizer.step()
                 else:
@@ -134,7 +134,7 @@ def test_bytes_of_the_generated_code(state: str, bytes_: float) -> None:
         for _ in range(2):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(300)
             optimizer.step()
-    (part,) = parts_of(guarded(optimizer))
+    (part,) = parts_of(CompiledOptimizer.of(optimizer))
     gm = part.traced.module
     flat = [node for node in gm.graph.find_nodes(op="placeholder") if node.meta["val"].dim()]
     whole = part.source.partition("elif start < left")[0]
@@ -158,7 +158,7 @@ def test_two_launches_for_all_parameters(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launches.append(grid) or real(s, grid))
     step, optimizer, _ = prepared(OPTIMIZERS["AdamW"])
     with forced(Implementation.INTERPRETER):
-        bound = step.prepare(True, True)
+        bound = step.prepare(StepOptions(True, True))
         assert bound is not None
         bound(torch.tensor(0.0), Factors(torch.tensor(1.0), torch.tensor(1.0)))
     assert optimizer is not None and launches == [(len(SHAPES),), (2 + (len(SHAPES) - 1),)]
@@ -190,7 +190,7 @@ def test_tables_are_aligned_for_any_number_of_rows(count: int, monkeypatch: pyte
         for parameter in parameters:
             parameter.grad = torch.ones(5)
         optimizer.step()
-        bound = guarded(optimizer).prepare(False, False, guarded=False)
+        bound = CompiledOptimizer.of(optimizer).prepare(StepOptions(guarded=False))
         assert bound is not None
         bound(None, Factors())
     assert addresses and all(address % 16 == 0 for address in addresses)
@@ -205,11 +205,10 @@ def test_an_op_without_an_expression_keeps_the_whole_step() -> None:
 
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
-    from fxamp.optim import GuardedStep
     from fxamp.optim.programs.lowering import WholeStep
 
     optimizer = Odd([parameter])
     with forced(Implementation.INTERPRETER):
-        step = GuardedStep(optimizer)
-        assert step.prepare(False, False) is not None
+        step = CompiledOptimizer.of(optimizer)
+        assert step.prepare(StepOptions()) is not None
     assert [type(part) for part in parts_of(step)] == [WholeStep]

@@ -1,7 +1,6 @@
 """The precision in which an optimizer's compiled step stores its state: applies a policy's ``[optimizer]`` table."""
 
 import logging
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,24 +28,6 @@ class Precision:
 
     table: OptimizerPrecision
     seed: int = 0
-
-
-_precisions: "weakref.WeakKeyDictionary[torch.optim.Optimizer, Precision]" = weakref.WeakKeyDictionary()
-
-
-def set_precision(optimizer: torch.optim.Optimizer, table: OptimizerPrecision | None, seed: int) -> None:
-    """Unpack the state, and request a precision from the next compiled step on; None: the optimizer's own."""
-    last = _precisions.pop(optimizer, None)
-    if last is not None and (table is None or last.table != table):
-        unpack_state(optimizer)
-    if table is not None:
-        _precisions[optimizer] = Precision(table, seed)
-
-
-def precision_of(optimizer: torch.optim.Optimizer) -> Precision | None:
-    """Return the precision requested for the optimizer; None if nothing is stored in another form than its own."""
-    precision = _precisions.get(optimizer)
-    return precision if precision is not None and precision.table != OptimizerPrecision() else None
 
 
 def unpack_state(optimizer: torch.optim.Optimizer) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ from fxamp.torch_devices import copy_across_, moved
 from fxamp.torch_private import compiling_flag, order_writes
 
 
-@dataclass(frozen=True)
-class StepOptions:
+class StepOptions(NamedTuple):
     """How one step is compiled, and what its graph does besides the step.
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.

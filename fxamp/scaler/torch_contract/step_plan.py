@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from fxamp.optim import BoundStep, clips, guarded, has_pre_hooks
+from fxamp.optim import BoundStep, CompiledOptimizer, StepOptions, has_pre_hooks
 from fxamp.optim.gradients import Gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
 from fxamp.scaler.torch_contract.settings import SkipChoice
@@ -67,7 +67,10 @@ def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
         # Hooks of the step read the gradients in memory.
         hooks = scaled and not clipped and has_pre_hooks(optimizer)
         arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
-        compiled = _prepared(choice, optimizer, scaled and not hooks, clipped, arguments)
+        options = StepOptions(scaled and not hooks, clipped, True, choice.lowering, choice.mode)
+        compiled = None
+        if not (options.scaled and has_pre_hooks(optimizer)):
+            compiled = CompiledOptimizer.of(optimizer).prepare(options, arguments)
         if compiled is not None:
             return StepPlan("compiled", hooks, not record.found_inf_per_device, compiled)
     if not decides_itself(optimizer):
@@ -89,25 +92,8 @@ def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: G
     """
     if not _runs_compiled(choice, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
         return False
-    step = guarded(optimizer, choice.lowering, choice.mode)
-    return (gradients.plain and step.has_run(scaled, clipped=True)) or step.prepare(scaled, clipped=True) is not None
-
-
-def _prepared(
-    choice: SkipChoice, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, arguments: bool
-) -> BoundStep | None:
-    """Return the optimizer's compiled step, compiling it if necessary; None if it cannot run compiled.
-
-    Args:
-        choice: how steps run compiled.
-        optimizer: its gradients must be in the state in which the step will read them.
-        scaled: whether the gradients are scaled; the step then multiplies them by the inverse scale.
-        clipped: whether the step multiplies them by a clip coefficient.
-        arguments: whether the caller passes arguments to the step, such as a closure.
-    """
-    if scaled and has_pre_hooks(optimizer):
-        return None
-    return guarded(optimizer, choice.lowering, choice.mode).prepare(scaled, clipped, arguments)
+    compiled, options = CompiledOptimizer.of(optimizer), StepOptions(scaled, True, True, choice.lowering, choice.mode)
+    return (gradients.plain and compiled.has_run(options)) or compiled.prepare(options) is not None
 
 
 def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: Gradients) -> bool:
@@ -115,9 +101,10 @@ def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradien
 
     False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.
     """
-    return (
-        choice.skip == "device" and bool(gradients.gradients) and not takes_scaler(optimizer) and not clips(optimizer)
-    )
+    if choice.skip != "device" or not gradients.gradients or takes_scaler(optimizer):
+        return False
+    compiled = CompiledOptimizer.known(optimizer)
+    return compiled is None or compiled.clip_norm is None
 
 
 def decides_itself(optimizer: torch.optim.Optimizer) -> bool:

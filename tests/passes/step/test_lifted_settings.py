@@ -82,7 +82,7 @@ def test_a_scheduler_moves_a_step_compiled_by_inductor() -> None:
     for step in range(4):
         training.run(SCENARIOS["clean"], steps=[step])
         schedule.step()
-    assert compilations(training, "inductor") == 1
+    assert compilations(training) == 1
 
 
 class Asking(Counting):

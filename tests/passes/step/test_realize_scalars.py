@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.capture import Captured
 from fxamp.graph import format_graph
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 from fxamp.optim.programs.kind_step import KindStep
 from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import Context, Result
@@ -57,7 +57,7 @@ def test_a_graph_without_powers_stays_as_it_is() -> None:
 def test_no_power_is_raised_where_the_parameters_are_updated() -> None:
     """In the code that Inductor generates for AdamW, no loop over a parameter raises one, vectorised or not."""
     training = Training(OPTIMIZERS["AdamW"], on_device("inductor")).run(SCENARIOS["clean"])
-    (kind,) = parts_of(guarded(training.optimizer))
+    (kind,) = parts_of(CompiledOptimizer.of(training.optimizer))
     assert isinstance(kind, KindStep) and kind.source is not None
     _before, *loops = re.split(r"\bfor\(", kind.source)
     assert loops and not any("std::pow(" in text for text in loops)

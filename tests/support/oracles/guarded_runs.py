@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fxamp
-from fxamp.optim import GuardedStep, guarded
+from fxamp.optim import CompiledOptimizer
 from support.programs.every_optimizer import Make, arguments_of_step
 
 INF = float("inf")
@@ -123,19 +123,19 @@ def by_torch(device: str = "cpu") -> Scaler:
     return Scaler(device, growth_interval=INTERVAL)
 
 
-def parts_of(step: GuardedStep) -> list[Any]:
+def parts_of(step: CompiledOptimizer) -> list[Any]:
     """The parts of the last program that ``step`` was compiled to."""
     programs = [program for compiled in step._compiled.values() for program in compiled]
     parts: list[Any] = programs[-1].parts
     return parts
 
 
-def compilations(training: Training, lowering: str = "aot_eager") -> int:
-    return compilations_of(training.optimizer, lowering)
+def compilations(training: Training) -> int:
+    return compilations_of(training.optimizer)
 
 
-def compilations_of(optimizer: torch.optim.Optimizer, lowering: str = "aot_eager") -> int:
-    return guarded(optimizer, lowering).compilations
+def compilations_of(optimizer: torch.optim.Optimizer) -> int:
+    return CompiledOptimizer.of(optimizer).compilations
 
 
 def assert_agree(ours: Training, theirs: Training, exact: Training | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.optim import guarded
+from fxamp.optim import CompiledOptimizer
 from fxamp.tools.bench.train.experiment import Contender, Experiment
 from fxamp.tools.bench.train.training import Training, make_optimizer
 
@@ -53,7 +53,7 @@ class Stepping(Training):
         """Why fxamp makes a step op by op, if it does."""
         if self.contender.compiler != "fxamp":
             return []
-        return list(guarded(self.optimizer, self.experiment.lowering).reasons)
+        return list(CompiledOptimizer.of(self.optimizer).reasons)
 
 
 def shapes_of_gpt2(width: int) -> Iterator[tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """The generated kernels that are counted: gradients, the scale, and steps of optimizers."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,11 @@ from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, make_plan
 from fxamp.kernels.scale_update_source import update_text
+from fxamp.optim import CompiledOptimizer
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
 from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
-from fxamp.optim.precision.state_precision import precision_of
 from fxamp.optim.programs.kind_step import KindStep, kernel_inputs
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import compile_parts, pack_state
@@ -173,7 +173,7 @@ def _part(step: Step) -> KindStep:
     options = StepOptions(scaled=True, clipped=True, guarded=True, lowering="inductor", mode=None)
     with forced(Implementation.INTERPRETER):
         optimizer.step()
-        options = replace(options, precision=precision_of(optimizer))
+        options = options._replace(precision=CompiledOptimizer.of(optimizer).precision)
         pack_state(optimizer, read_layout(optimizer), options)
         (part,) = compile_parts(optimizer, read_layout(optimizer), options).parts
     assert isinstance(part, KindStep)

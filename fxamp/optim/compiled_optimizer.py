@@ -1,4 +1,4 @@
-"""One optimizer's step, compiled once, which a flag on the device can skip."""
+"""What fxamp keeps of one optimizer: its settings, and its step, compiled once, which a flag on the device can skip."""
 
 import logging
 import weakref
@@ -13,7 +13,7 @@ from torch import Tensor
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
 from fxamp.optim.precision.state_dicts import plain_entry
-from fxamp.optim.precision.state_precision import precision_of
+from fxamp.optim.precision.state_precision import Precision, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
 from fxamp.optim.reading.fingerprint import own_attributes
@@ -21,6 +21,7 @@ from fxamp.optim.reading.layout import Layout, read_layout, settings_of
 from fxamp.optim.reading.snapshot import Likeness, Snapshot
 from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
+from fxamp.policy import OptimizerPrecision
 from fxamp.torch_private import compile_lock
 
 log = logging.getLogger(__name__)
@@ -44,43 +45,63 @@ class _LastStep:
     compiled: CompiledParts
 
 
-class GuardedStep:
-    """Compiles and runs one optimizer's step, without waiting for the device.
+class CompiledOptimizer:
+    """Compiles and runs one optimizer's step, without waiting for the device; :meth:`of` returns the optimizer's one.
 
     The step is compiled again when a property that it was compiled for changes: another parameter has a gradient, a
-    group was added, ``weight_decay`` became nonzero. The optimizer still owns its settings, state and ``state_dict``. A
-    step that creates state, as an optimizer's first step does, is left to the host: either the optimizer runs it, or
-    nothing is created.
+    group was added, ``weight_decay`` became nonzero. The optimizer still owns its settings, state and ``state_dict``,
+    and is not kept alive. A step that creates state, as an optimizer's first step does, is left to the host: either the
+    optimizer runs it, or nothing is created.
 
-    Args:
-        optimizer: is not kept alive.
-        lowering: "inductor", or "aot_eager" to run the graph op by op.
-        mode: one of Inductor's modes, or None.
+    Attributes:
+        own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None: as the
+            optimizer wrote it. ``clip_norm``: the norm that it clips gradients to, or None.
+        precision: in which state is kept; None: as the optimizer makes it.
+        reasons: why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence.
+        compilations: how often a step was compiled.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self._lowering, self._mode = lowering, mode
+        self.own: StepOptions | None = None
+        self.clip_norm: float | None = None
+        self.precision: Precision | None = None
+        self.reasons: tuple[str, ...] = ()
+        self.compilations = 0
         self._compiled: dict[Hashable, list[CompiledParts]] = {}
         self._uncompilable: dict[Hashable, str] = {}
         self._creating: set[Hashable] = set()
         self._last: dict[StepOptions, _LastStep] = {}
-        self._reasons: list[str] = []
         self._needs_arguments = needs_arguments(optimizer)
-        self.compilations = 0
-        own = weakref.ref(self)
-        optimizer.register_state_dict_post_hook(lambda o, saved: _call(own, GuardedStep._saved, o, saved))
+        optimizer.register_state_dict_post_hook(_saved)
 
-    def prepare(self, scaled: bool, clipped: bool, arguments: bool = False, guarded: bool = True) -> BoundStep | None:
+    @staticmethod
+    def of(optimizer: torch.optim.Optimizer) -> "CompiledOptimizer":
+        """Return the optimizer's one; the same object each time."""
+        with _creating:
+            if optimizer not in _compiled:
+                _compiled[optimizer] = CompiledOptimizer(optimizer)
+            return _compiled[optimizer]
+
+    @staticmethod
+    def known(optimizer: torch.optim.Optimizer) -> "CompiledOptimizer | None":
+        """Return the optimizer's one; None if nothing has asked for it yet."""
+        return _compiled.get(optimizer)
+
+    def keep_state(self, table: OptimizerPrecision | None, seed: int) -> None:
+        """Keep the state in a precision from the next compiled step on; None: as the optimizer makes it."""
+        asked = None if table is None or table == OptimizerPrecision() else Precision(table, seed)
+        optimizer = self._optimizer()
+        if optimizer is not None and self.precision and (asked is None or asked.table != self.precision.table):
+            unpack_state(optimizer)
+        self.precision = asked
+
+    def prepare(self, options: StepOptions, arguments: bool = False) -> BoundStep | None:
         """Return the step, ready to run, compiling it if necessary; None if the host must decide.
 
         The host decides on the first step, which creates the optimizer's state, and on steps that cannot be compiled.
-        The log says why, once.
-
-        Args:
-            scaled, clipped: which factors the step will be given.
-            arguments: whether the step is called with arguments, such as a closure, which only the host can call.
-            guarded: whether the step will be given a flag that can skip it.
+        The log says why, once. ``arguments``: whether the step is called with arguments, such as a closure, which only
+        the host can call.
         """
         optimizer = self._optimizer()
         assert optimizer is not None
@@ -92,27 +113,17 @@ class GuardedStep:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            options = self._options(optimizer, scaled, clipped, guarded)
             with torch.no_grad():  # tensors look different in the other mode
-                return self._prepare(optimizer, options)
+                return self._prepare(optimizer, options._replace(precision=self.precision))
         except MakesStateError as error:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
         except NotCompilableError as error:
-            self._log_once(optimizer, str(error), HOST_DECIDES if guarded else UNCOMPILED)
+            self._log_once(optimizer, str(error), HOST_DECIDES if options.guarded else UNCOMPILED)
         return None
 
-    def has_run(self, scaled: bool, clipped: bool) -> bool:
-        """Whether the optimizer has taken such a compiled step that can be skipped, so that the next one likely is."""
-        optimizer = self._optimizer()
-        return optimizer is not None and self._options(optimizer, scaled, clipped, True) in self._last
-
-    def _options(self, optimizer: torch.optim.Optimizer, scaled: bool, clipped: bool, guarded: bool) -> StepOptions:
-        return StepOptions(scaled, clipped, guarded, self._lowering, self._mode, precision_of(optimizer))
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence."""
-        return tuple(self._reasons)
+    def has_run(self, options: StepOptions) -> bool:
+        """Whether the optimizer has taken such a compiled step, so that the next one likely is."""
+        return options._replace(precision=self.precision) in self._last
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         now = Snapshot(optimizer)
@@ -193,31 +204,17 @@ class GuardedStep:
         return compiled
 
     def _log_once(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:
-        if why not in self._reasons:
-            self._reasons.append(why)
+        if why not in self.reasons:
+            self.reasons += (why,)
             log.warning("%s: %s: %s", type(optimizer).__name__, consequence, why)
 
-    def _saved(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return the saved state as the uncompiled optimizer would save it."""
-        groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
-        state = {at: plain_entry(entry, groups.get(at, {})) for at, entry in saved["state"].items()}
-        return {**saved, "state": state}
+
+def _saved(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the saved state as the uncompiled optimizer would save it."""
+    groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
+    state = {at: plain_entry(entry, groups.get(at, {})) for at, entry in saved["state"].items()}
+    return {**saved, "state": state}
 
 
-def _call(own: "weakref.ref[GuardedStep]", method: Callable[..., Any], *args: Any) -> Any:
-    step = own()
-    return None if step is None else method(step, *args)
-
-
-_steps: "weakref.WeakKeyDictionary[torch.optim.Optimizer, dict[tuple[str, str | None], GuardedStep]]"
-_steps = weakref.WeakKeyDictionary()
+_compiled: "weakref.WeakKeyDictionary[torch.optim.Optimizer, CompiledOptimizer]" = weakref.WeakKeyDictionary()
 _creating = RLock()
-
-
-def guarded(optimizer: torch.optim.Optimizer, lowering: str = "inductor", mode: str | None = None) -> GuardedStep:
-    """Return the optimizer's guarded step, which does not keep it alive; the same object each time."""
-    with _creating:
-        steps = _steps.setdefault(optimizer, {})
-        if (lowering, mode) not in steps:
-            steps[lowering, mode] = GuardedStep(optimizer, lowering, mode)
-        return steps[lowering, mode]
