@@ -279,12 +279,15 @@ def test_without_gradients_none_are_made() -> None:
     assert products.weights
 
 
-@pytest.mark.gpu
-@needs_gpu
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+@pytest.mark.parametrize("units", [{}, {"avx512_bf16": True}], ids=["plain", "bfloat16"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_products_add_up_in_float32_in_one_buffer_on_a_gpu(dtype: torch.dtype) -> None:
+def test_products_add_up_in_float32_in_one_buffer(
+    dtype: torch.dtype, units: dict[str, bool], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(256, size, generator=generator).to("cuda", dtype) for size in (64, 48))
+    left, right = (torch.randn(256, size, generator=generator).to(device, dtype) for size in (64, 48))
     total = torch.ops.fxamp.wide_product(left, right)
     place, product = total.data_ptr(), total.clone()
     torch.ops.fxamp.add_product_(left, right, total)
