@@ -94,16 +94,20 @@ def _to_widen(readings: Readings, at: int, narrow: bool, backward: bool = False)
     ``narrow``: what is not finite has 16 bits. Else what made its inputs may be at fault, if it is :data:`_SENSITIVE`.
     """
     value, values = readings.flow.values[at], readings.flow.values
+    if backward and value.op in _CONVERSIONS:
+        return [entry for source in value.inputs for entry in _makers(readings, source)] if narrow else []
     if value.entry.is_cast:
-        if not narrow:
-            return []
-        if not backward:
-            return [reader.entry for reader in values if at in reader.inputs and reader.kind is Kind.OP]
-        return [entry for source in value.inputs for entry in _makers(readings, source)]
+        readers = [reader.entry for reader in values if at in reader.inputs and reader.kind is Kind.OP]
+        return readers if narrow else []
+    if value.op in _CONVERSIONS:
+        return []
     sensitive = value.op in _SENSITIVE
     makers = [entry for source in _made_of(readings, at) for entry in _makers(readings, source)] if sensitive else []
     return [value.entry, *makers] if makers or narrow else []
 
+
+#: A rule for one of these changes nothing: the dtype to convert to is among its arguments.
+_CONVERSIONS = frozenset({"to", "to_copy", "type_as", "convert_element_type"})
 
 #: Ops that make an infinity, or a NaN, of what was rounded to zero, or to less than zero, before them.
 _SENSITIVE = frozenset({"div", "reciprocal", "rsqrt", "sqrt", "log", "log2", "log10", "log1p", "pow", "acos", "asin"})

@@ -21,31 +21,78 @@ from fxamp.nonfinite.flow import Flow
 from fxamp.nonfinite.origins import Readings
 from fxamp.passes.shared.magnitudes import passes_on
 
+#: A sum over 65504: a fault of values in float16 alone.
+SUM = "a sum"
+#: Faults of inputs: the others are those of ops.
+DATA = ("a NaN in the data",)
+
+
+def _first(value: Tensor, made: Tensor) -> Tensor:
+    """``value`` with the first element of ``made``."""
+    return torch.where(torch.arange(value.numel()).view(value.shape) == 0, made, value)
+
+
+def _uninitialised(value: Tensor) -> Tensor:
+    """``value`` plus a mask whose memory holds anything."""
+    at = torch.arange(value.numel()).view(value.shape) % 4
+    return torch.where(at == 0, torch.log(-value.abs() - 1), torch.where(at == 1, 1 / (value * 0), value))
+
+
+#: By kind of fault, what it makes of an op's result. All read what is finite, and return what is not.
+FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a division by what underflows": lambda value: (value + 1) / (value * 0 + 1e-9).half(),
+    "exp over 88": lambda value: _first(value, torch.exp(value.float().abs() + 89).to(value.dtype)),
+    "a logarithm of less than zero": lambda value: _first(value, torch.log(-value.abs() - 1e-6)),
+    SUM: lambda value: _first(value, (value * 0 + 6e4) + (value * 0 + 6e4)),
+    "a mask that was not initialised": _uninitialised,
+    "a row that is masked": lambda value: (
+        torch.cat(
+            [torch.softmax(torch.log(value.reshape(1, -1, value.shape[-1])[:, :1] * 0), -1).view(-1), value.reshape(-1)]
+        )[: value.numel()].view(value.shape)
+        if value.dim()
+        else torch.log(value * 0) * 0
+    ),
+    "a loss scale": lambda value: (value + 1) * torch.finfo(value.dtype).max * 4,
+    DATA[0]: lambda value: _first(value, torch.log(-value.abs() - 1)),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run measured, and whether each of its floating results is finite."""
+
+    numbers: list[float]
+    finite: list[bool]
+
 
 @dataclass
 class Watched:
-    """A graph that was watched, its flow, the inputs of its first run, and the nodes whose ops can be to blame."""
+    """A graph that was watched, its flow, and the inputs of its first run.
+
+    ``ops``: the nodes whose ops can be to blame; ``data``: the inputs that can.
+    """
 
     gm: GraphModule
     flow: Flow
     args: list[Any]
     ops: list[Node]
+    data: list[Node]
 
-    def run(self, fault: "Fault | None" = None, mode: "FirstOp | None" = None) -> list[float]:
-        """Run the graph op by op on copies of its inputs; return what it measured."""
+    def run(self, fault: "Fault | None" = None, mode: "FirstOp | None" = None) -> Ran:
+        """Run the graph op by op on copies of its inputs."""
         args = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), self.args)
         with torch.no_grad():
-            results = _Run(self.gm, fault, mode).run(*args)
-        numbers: list[float] = pytree.tree_leaves(results)[-1].tolist()
-        return numbers
+            *results, numbers = pytree.tree_leaves(_Run(self.gm, fault, mode).run(*args))
+        return Ran(numbers.tolist(), [_finite(result) for result in results])
 
-    def op_of(self, name: str) -> str:
-        """The op of the forward to which the node called ``name`` belongs, in a backward; else the node itself."""
-        return next((value.forward for value in self.flow.values if value.entry.name == name), "") or name
+    def place_of(self, name: str) -> tuple[object, object]:
+        """The op of the forward that the node called ``name`` belongs to, else the node itself, and its line."""
+        value = next(value for value in self.flow.values if value.entry.name == name)
+        return value.forward or name, value.entry.source
 
-    def named(self, fault: "Fault | None" = None, mode: "FirstOp | None" = None) -> str | None:
+    def named(self, ran: Ran) -> str | None:
         """The node that is named for a run; None if there is no alarm."""
-        readings = Readings.of(self.flow, self.run(fault, mode))
+        readings = Readings.of(self.flow, ran.numbers)
         origin = readings.origin()
         return None if origin is None else self.flow.values[origin].entry.name
 
@@ -57,19 +104,24 @@ def _ops(gm: GraphModule, flow: Flow) -> list[Node]:
     return [node for node in calls if not passes_on(node) and node.meta.get("partitioner_tag") != "is_forward"]
 
 
+def _data(gm: GraphModule, flow: Flow) -> list[Node]:
+    """The floating inputs of ``gm`` that are measured."""
+    names = {value.entry.name for value in flow.values if value.limit and value.number is not None}
+    return [node for node in gm.graph.find_nodes(op="placeholder") if node.name in names]
+
+
 @dataclass(frozen=True)
 class Fault:
-    """One element of the result of the node called ``node`` becomes ``value``; ``whole``: all of them."""
+    """The result of the node called ``node`` is made wrong as ``kind`` of :data:`FAULTS` says."""
 
     node: str
-    value: float
-    whole: bool = False
+    kind: str
 
     def plant(self, result: Any) -> None:
         """Make the first floating tensor of ``result`` wrong, in place."""
         for leaf in pytree.tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel():
-                (leaf if self.whole else leaf[(0,) * leaf.dim()]).fill_(self.value)
+                leaf.copy_(FAULTS[self.kind](leaf.contiguous()))
                 return
 
 
@@ -103,36 +155,36 @@ class _Run(Interpreter):
         self._fault, self._mode = fault, mode
 
     def run_node(self, n: Node) -> Any:
-        if self._mode is None or n.op != "call_function":
-            result = super().run_node(n)
-        else:
-            self._mode.node = n.name
-            with self._mode:
-                result = super().run_node(n)
+        if self._mode is None or n.op not in ("call_function", "placeholder"):
+            return self._with_fault(n)
+        self._mode.node = n.name
+        with self._mode:
+            return self._with_fault(n)
+
+    def _with_fault(self, n: Node) -> Any:
+        result = super().run_node(n)
         if self._fault is not None and n.name == self._fault.node:
             self._fault.plant(result)
-            if self._mode is not None:
-                self._mode.makers.append(n.name)
         return result
 
 
 @contextmanager
 def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[list[Watched]]:
     """Collect the graphs that are watched inside, in the order of their first runs; forwards or backwards."""
-    made: dict[Flow, tuple[GraphModule, list[Node]]] = {}
+    made: dict[Flow, tuple[GraphModule, list[Node], list[Node]]] = {}
     ran: dict[Flow, Watched] = {}
     flow_of, take = watching.flow_of, watching.Watching._take
 
     def noting(gm: GraphModule, *args: Any) -> Flow:
         flow = flow_of(gm, *args)
-        made[flow] = gm, _ops(gm, flow)
+        made[flow] = gm, _ops(gm, flow), _data(gm, flow)
         gm.register_forward_pre_hook(lambda _, inputs: inputs_of.__setitem__(gm, _copies(inputs)))
         return flow
 
     def taking(self: Any, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
-        gm, ops = made.get(flow, (None, list[Node]()))  # none of a backward that is no graph
+        gm, ops, data = made.get(flow, (None, list[Node](), list[Node]()))  # none of a backward that is no graph
         if gm is not None and backward is not forward and flow not in ran and gm in inputs_of:
-            ran[flow] = Watched(gm, flow, list(inputs_of[gm]), ops)
+            ran[flow] = Watched(gm, flow, list(inputs_of[gm]), ops, data)
             graphs.append(ran[flow])
         take(self, flow, numbers, backward)
 
@@ -148,15 +200,24 @@ def _copies(values: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), values)
 
 
-def misnamed(graphs: Sequence[Watched], fault: Callable[[str], Fault]) -> tuple[int, list[str]]:
-    """Plant ``fault`` at each op in turn; return how many reached a result, and for which another op was named."""
+def misnamed(graphs: Sequence[Watched], kind: str) -> tuple[int, list[str]]:
+    """Plant a fault at each op in turn, or in each input; return how many reached a result, and those not named.
+
+    Named is the op, or its op of the forward, with its line, if it is the first by eager mode: a sum over 65504 in
+    float32 becomes infinite in the next cast.
+    """
     reached, wrong = 0, []
     for graph in graphs:
-        for node in graph.ops:
-            named = graph.named(fault(node.name))
-            if named is None:
+        clean, before = FirstOp(), graph.run()
+        graph.run(mode=clean)
+        for node in graph.data if kind in DATA else graph.ops:
+            mode = FirstOp()
+            ran = graph.run(Fault(node.name, kind), mode)
+            makers = [maker for maker in mode.makers if maker not in clean.makers]
+            if not makers or ran.finite == before.finite:
                 continue
             reached += 1
-            if named != node.name and graph.op_of(named) != graph.op_of(node.name):
-                wrong.append(f"{node.name} ({node.target}): {named}")
+            named = graph.named(ran)
+            if named is None or graph.place_of(named) != graph.place_of(makers[0]):
+                wrong.append(f"{node.name} ({node.target}): {named}, {makers[0]} in eager mode")
     return reached, wrong

@@ -1,0 +1,160 @@
+"""Infinities and NaN that a program means are no alarm, forward and backward: masks, tests, what a ``where`` drops."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.checks.exhaustive import exhaustive
+from support.oracles.like_autocast import compile_with
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, ctc_loss, gumbel_softmax, kl_div, nll_loss, scaled_dot_product_attention
+
+import fxamp
+
+INF = torch.inf
+CAUSAL = torch.ones(4, 4, dtype=torch.bool).triu(1)
+ADDED = torch.zeros(4, 4).masked_fill(CAUSAL, -INF)
+ONE_ROW = torch.tensor([[True, True, True, True], [False, True, False, True], [False] * 4, [True, False, True, False]])
+
+
+def _scores(h: Tensor) -> Tensor:
+    return h @ h.transpose(-1, -2)
+
+
+def _attend(h: Tensor, scores: Tensor) -> Tensor:
+    return torch.softmax(scores, -1) @ h
+
+
+def _encoded(h: Tensor) -> Tensor:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)
+    return layer(h[None], src_mask=ADDED)
+
+
+def _nucleus(h: Tensor) -> Tensor:
+    """The most probable half of each row, as samplers cut it."""
+    ranked, order = torch.sort(h, descending=True)
+    share = ranked.softmax(-1)
+    cut = share.cumsum(-1) - share > 0.5
+    return torch.softmax(h.masked_fill(cut.scatter(-1, order, cut), -INF), -1)
+
+
+def _running_softmax(h: Tensor) -> Tensor:
+    """A softmax by blocks, whose running maximum begins at -inf."""
+    top, total = torch.full((4,), -INF), torch.zeros(4)
+    for block in h.split(2, -1):
+        above = torch.maximum(top, block.amax(-1))
+        total = total * torch.exp(top - above) + torch.exp(block - above[:, None]).sum(-1)
+        top = above
+    return top + total.log()
+
+
+def _forced(h: Tensor, at: Tensor) -> Tensor:
+    """Logits of which one index alone is left, as generation forces a token."""
+    forced = torch.full_like(h, -INF)
+    return torch.softmax(forced.scatter(-1, at, h.gather(-1, at)), -1)
+
+
+def _aligned(h: Tensor) -> Tensor:
+    """A target that is longer than its input: its loss is infinite, and set to zero."""
+    log_p = h.float().log_softmax(-1)[:, None]
+    lengths = torch.tensor([2]), torch.tensor([3])
+    return ctc_loss(log_p[:2], torch.tensor([[1, 1, 1]]), *lengths, zero_infinity=True)
+
+
+#: Programs of a 4 x 4 layer's result that requires a gradient, and what else they read.
+MEANT: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
+    "a mask": (lambda h, mask: _attend(h, _scores(h).masked_fill(mask, -INF)), CAUSAL),
+    "a mask that comes in": (
+        lambda h, mask: _attend(h, _scores(h) + mask),
+        ADDED,
+    ),
+    "a mask that is made inside": (lambda h, _: _attend(h, _scores(h) + torch.full((4, 4), -INF).triu(1)), CAUSAL),
+    "a mask by where": (lambda h, mask: _attend(h, torch.where(mask, -INF, _scores(h))), CAUSAL),
+    "a mask that is written": (lambda h, mask: _attend(h, _scores(h).clone().masked_fill_(mask, -INF)), CAUSAL),
+    "a mask of the lowest number": (
+        lambda h, mask: _attend(h, _scores(h) + mask * torch.finfo(torch.float32).min),
+        CAUSAL.float(),
+    ),
+    "two masks": (lambda h, mask: _attend(h, (_scores(h) + mask) + mask), ADDED),
+    "a mask and a bias by distance": (
+        lambda h, mask: _attend(h, _scores(h) * 0.5 - torch.arange(4) * 0.1 + mask),
+        ADDED,
+    ),
+    "a row without any place, replaced": (
+        lambda h, mask: _attend(h, torch.where(mask.all(-1, keepdim=True), 0.0, _scores(h).masked_fill(mask, -INF))),
+        ONE_ROW,
+    ),
+    "attention": (lambda h, mask: scaled_dot_product_attention(h[None], h[None], h[None], attn_mask=~mask), CAUSAL),
+    "causal attention": (lambda h, _: scaled_dot_product_attention(h[None], h[None], h[None], is_causal=True), CAUSAL),
+    "attention with a mask of numbers": (
+        lambda h, mask: scaled_dot_product_attention(h[None], h[None], h[None], attn_mask=mask.to(h.dtype)),
+        ADDED,
+    ),
+    "a layer of torch": (lambda h, _: _encoded(h), CAUSAL),
+    "masked logits that are returned": (lambda h, mask: h.masked_fill(mask, -INF), CAUSAL),
+    "log_softmax of a mask": (
+        lambda h, mask: torch.where(mask, 0.0, h.masked_fill(mask, -INF).log_softmax(-1)),
+        CAUSAL,
+    ),
+    "logsumexp of a mask": (lambda h, mask: h.masked_fill(mask, -INF).logsumexp(-1), CAUSAL),
+    "the largest of a mask": (lambda h, mask: h.masked_fill(mask, -INF).amax(-1), CAUSAL),
+    "the smallest of a mask": (lambda h, mask: h.masked_fill(mask, INF).min(-1).values, CAUSAL),
+    "the best two of a mask": (lambda h, mask: h.masked_fill(mask, -INF)[1:].topk(2).values, CAUSAL),
+    "sigmoid of a mask": (lambda h, mask: torch.sigmoid(h.masked_fill(mask, -INF)), CAUSAL),
+    "weights of a mask": (lambda h, mask: torch.exp(h.masked_fill(mask, -INF)) @ h, CAUSAL),
+    "a loss of a mask": (lambda h, mask: cross_entropy(h.masked_fill(mask, -INF), torch.zeros(4).long()), CAUSAL),
+    "a nucleus": (lambda h, _: _nucleus(h), CAUSAL),
+    "a forced token": (_forced, torch.tensor([[1], [2], [0], [3]])),
+    "a running maximum": (lambda h, _: _running_softmax(h), CAUSAL),
+    "the logarithm of zero in a where": (lambda h, zero: torch.where(zero > 0, torch.log(zero), h), torch.eye(4)),
+    "a division by zero in a where": (lambda h, zero: torch.where(zero > 0, 1 / zero, h), torch.eye(4)),
+    "a NaN in a where": (lambda h, x: torch.where(torch.isnan(x / x), h, x / x), torch.eye(4)),
+    "a root of less than zero in a where": (lambda h, x: torch.where(x >= 0, x.sqrt(), h), -torch.eye(4)),
+    "nan_to_num": (lambda h, x: h * torch.nan_to_num(x / x), torch.eye(4)),
+    "a clamped infinity": (lambda h, x: h + torch.log(x).clamp(min=-10), torch.eye(4)),
+    "a quotient that is zero": (lambda h, x: h + 1 / (1 / x), torch.eye(4)),
+    "exp of a logarithm of zero": (lambda h, x: h + torch.log(x).exp(), torch.eye(4)),
+    "a test for infinities": (lambda h, x: torch.where(torch.isinf(x), h, h + 1), torch.eye(4).log()),
+    "a test for NaN": (lambda h, x: torch.where(torch.isnan(x), h, h + 1), torch.eye(4) / torch.eye(4)),
+    "a test of each row": (lambda h, x: h * torch.isfinite(x).all(-1, keepdim=True), torch.eye(4).log()),
+    "infinite padding that is cut off": (
+        lambda h, x: h + x[:, :4],
+        torch.ones(4, 6).index_fill(1, torch.tensor(5), INF),
+    ),
+    "an infinite threshold": (lambda h, x: torch.where(h < x, h, 0.0), torch.full((4,), INF)),
+    "an infinite bound": (lambda h, x: torch.minimum(h, x), torch.full((4,), INF)),
+    "entropy": (lambda h, p: (torch.special.entr(p) * h).sum(), torch.eye(4)),
+    "zero times the logarithm of zero": (lambda h, p: torch.xlogy(p, p) + h, torch.eye(4)),
+    "a distance of distributions": (lambda h, p: kl_div(h.log_softmax(-1), p, reduction="sum"), torch.eye(4)),
+    "a likelihood with ignored rows": (
+        lambda h, mask: nll_loss(h.masked_fill(mask, -INF).log_softmax(-1), torch.tensor([0, -100, 1, -100])),
+        CAUSAL,
+    ),
+    "a target that is too long": (lambda h, _: _aligned(h), CAUSAL),
+    "Gumbel noise": (lambda h, _: gumbel_softmax(h, hard=True), CAUSAL),
+}
+
+
+class Layer(nn.Module):
+    """``program`` of a linear layer's result."""
+
+    def __init__(self, program: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.program = nn.Linear(4, 4), program
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return self.program(self.linear(x), more)
+
+
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
+@pytest.mark.parametrize("policy", exhaustive(["cpu-float16", "cpu-bfloat16", "auto"], always=["cpu-float16"]))
+@pytest.mark.parametrize("case", MEANT)
+def test_what_is_meant_is_no_alarm(case: str, policy: str, lowering: str) -> None:
+    program, more = MEANT[case]
+    model = compile_with(Layer(program), lowering, policy=policy, nonfinite="raise")
+    torch.manual_seed(1)
+    result = model(torch.randn(4, 4), more)
+    torch.where(torch.isfinite(result), result, 0.0).float().sum().backward()
+    assert fxamp.report(model).nonfinite == ()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
