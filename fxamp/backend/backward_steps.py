@@ -15,7 +15,8 @@ from torch.fx import GraphModule
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.kernels.hand_over import receiving
-from fxamp.optim.in_backward import BackwardStep, backward_step, require_policy
+from fxamp.optim.compiled_optimizer import backward_step
+from fxamp.optim.in_backward import BackwardStep, require_policy
 from fxamp.passes.backward.hand_over_gradients import HANDED_OVER, HandOverGradients
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.pipeline import run_traced

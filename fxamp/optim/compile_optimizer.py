@@ -14,7 +14,7 @@ from fxamp.errors import OptionError, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.compiled_optimizer import CompiledOptimizer
-from fxamp.optim.in_backward import close_backward, step_in_backward
+from fxamp.optim.in_backward import steps_in_backward
 from fxamp.optim.precision.state_precision import unpack_state
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.tracing.stand_ins import needs_arguments
@@ -61,8 +61,9 @@ def compile_optimizer(
     if clip_norm is not None:
         require_max_norm(clip_norm, "clip_norm")
     loaded = policy if policy is None or isinstance(policy, Policy) else Policy.load(policy)
-    step_in_backward(optimizer, loaded, clip_norm is not None)
+    asked = steps_in_backward(optimizer, loaded, clip_norm is not None)
     compiled = CompiledOptimizer.of(optimizer)
+    compiled.step_in_backward(asked)
     if compiled.own is None:
         optimizer.step = MethodType(_compiled_step(optimizer.step), optimizer)  # type: ignore[method-assign]
     compiled.keep_state(None if loaded is None else loaded.optimizer, seed)
@@ -81,7 +82,8 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             with torch.enable_grad():
                 loss = closure()
             closure = None
-        close_backward(self)
+        if compiled.backward_step is not None:
+            compiled.backward_step.close()
         arguments = closure is not None or bool(args or kwargs)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         options = compiled.own._replace(scaled=scale is not None, guarded=found_inf is not None)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.errors import OptionError
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
+from fxamp.optim.in_backward import BackwardStep, subject
 from fxamp.optim.precision.state_dicts import plain_entry
 from fxamp.optim.precision.state_precision import Precision, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
@@ -57,6 +59,7 @@ class CompiledOptimizer:
         own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None: as the
             optimizer wrote it. ``clip_norm``: the norm that it clips gradients to, or None.
         precision: in which state is kept; None: as the optimizer makes it.
+        backward_step: steps its parameters while backwards run; None: nothing does.
         reasons: why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence.
         compilations: how often a step was compiled.
     """
@@ -66,6 +69,7 @@ class CompiledOptimizer:
         self.own: StepOptions | None = None
         self.clip_norm: float | None = None
         self.precision: Precision | None = None
+        self.backward_step: BackwardStep | None = None
         self.reasons: tuple[str, ...] = ()
         self.compilations = 0
         self._compiled: dict[Hashable, list[CompiledParts]] = {}
@@ -95,6 +99,21 @@ class CompiledOptimizer:
         if optimizer is not None and self.precision and (asked is None or asked.table != self.precision.table):
             unpack_state(optimizer)
         self.precision = asked
+
+    def step_in_backward(self, asked: bool) -> None:
+        """Step the optimizer's parameters in backwards from now on if that is ``asked``, else no longer.
+
+        Raises OptionError if another optimizer does that for one of them.
+        """
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        own = (self.backward_step or BackwardStep(optimizer)) if asked else None
+        if own is not None:
+            if any(backward_step(parameter) not in (None, own) for parameter in parameters):
+                raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")
+            own.take(parameters)
+        self.backward_step = own
 
     def prepare(self, options: StepOptions, arguments: bool = False) -> BoundStep | None:
         """Return the step, ready to run, compiling it if necessary; None if the host must decide.
@@ -218,3 +237,16 @@ def _saved(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str,
 
 _compiled: "weakref.WeakKeyDictionary[torch.optim.Optimizer, CompiledOptimizer]" = weakref.WeakKeyDictionary()
 _creating = RLock()
+
+
+def backward_step(parameter: Tensor) -> BackwardStep | None:
+    """Return what steps ``parameter`` in backwards; None if nothing does."""
+    steps = [compiled.backward_step for compiled in list(_compiled.values())]
+    return next((step for step in steps if step is not None and parameter in step), None)
+
+
+def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Raise OptionError if backwards step the optimizer's parameters: a scaler would unscale and check too late."""
+    compiled = CompiledOptimizer.known(optimizer)
+    if compiled is not None and compiled.backward_step is not None:
+        raise OptionError(f"{subject(optimizer)}, and a scaler decides after the backward; accepted: one of them")

@@ -6,13 +6,12 @@ error. Nothing is ever stepped twice, or with a part of its gradient, without an
 """
 
 import weakref
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fxamp.errors import OptionError
 from fxamp.optim.tracing.stand_ins import plain_step, replaced_step
@@ -36,13 +35,17 @@ class BackwardStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._parameters: dict[int, weakref.ref[Tensor]] = {}
         self._stepped: dict[int, Tensor] = {}
         self._settings: list[dict[str, Any]] = []
 
-    @property
-    def lives(self) -> bool:
-        """Whether the optimizer still exists."""
-        return self._optimizer() is not None
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        """Step ``parameters`` from now on, and no others."""
+        self._parameters = {id(parameter): weakref.ref(parameter) for parameter in parameters}
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        reference = self._parameters.get(id(parameter))
+        return reference is not None and reference() is parameter
 
     def require(self, parameters: Sequence[Tensor]) -> None:
         """Raise RuntimeError if ``parameters`` cannot be stepped in the backward that begins."""
@@ -50,25 +53,25 @@ class BackwardStep:
         assert optimizer is not None
         if step_pre_hooks(optimizer):
             raise RuntimeError(
-                f"{_policy(optimizer)}, and a hook runs before its step, which would find no gradients; accepted: an "
+                f"{subject(optimizer)}, and a hook runs before its step, which would find no gradients; accepted: an "
                 "optimizer without register_step_pre_hook"
             )
         for parameter in parameters:
             name = _name(optimizer, parameter)
             if id(parameter) in self._stepped:
                 raise RuntimeError(
-                    f"{_policy(optimizer)}, and parameter {name} gets a second gradient before optimizer.step(); "
+                    f"{subject(optimizer)}, and parameter {name} gets a second gradient before optimizer.step(); "
                     "accepted: optimizer.step() after each backward, without gradient accumulation, and parameters "
                     "that one compiled graph uses once"
                 )
             if parameter.grad is not None:
                 raise RuntimeError(
-                    f"{_policy(optimizer)}, and parameter {name} has a gradient already, to which this backward would "
+                    f"{subject(optimizer)}, and parameter {name} has a gradient already, to which this backward would "
                     "add; accepted: zero_grad(set_to_none=True) before each backward, without gradient accumulation"
                 )
             if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise RuntimeError(
-                    f"{_policy(optimizer)}, and parameter {name} has a hook on its gradient, which would not run; "
+                    f"{subject(optimizer)}, and parameter {name} has a hook on its gradient, which would not run; "
                     "accepted: parameters without hooks"
                 )
 
@@ -100,13 +103,13 @@ class BackwardStep:
         for parameter in stepped.values():
             if parameter.grad is not None:
                 raise RuntimeError(
-                    f"{_policy(optimizer)}, and parameter {_name(optimizer, parameter)} was stepped in the backward "
+                    f"{subject(optimizer)}, and parameter {_name(optimizer, parameter)} was stepped in the backward "
                     "with a part of its gradient: code outside of the compiled graph added the rest to .grad; "
                     "accepted: parameters that one compiled graph uses once"
                 )
         if settings and settings != _settings(optimizer):
             raise RuntimeError(
-                f"{_policy(optimizer)}, and its settings changed between the backward, which stepped with the old "
+                f"{subject(optimizer)}, and its settings changed between the backward, which stepped with the old "
                 "ones, and step(); accepted: changes after step(), as by scheduler.step()"
             )
         grads = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
@@ -114,38 +117,26 @@ class BackwardStep:
             warn_once(__name__, _IDLE, type(optimizer).__name__)
 
 
-_backward_steps: MutableMapping[Tensor, BackwardStep] = WeakTensorKeyDictionary()
-_by_optimizer: "weakref.WeakKeyDictionary[torch.optim.Optimizer, BackwardStep]" = weakref.WeakKeyDictionary()
+def steps_in_backward(optimizer: torch.optim.Optimizer, policy: Policy | None, clips: bool) -> bool:
+    """Whether ``policy`` asks for steps of the optimizer's parameters in backwards.
 
-
-def step_in_backward(optimizer: torch.optim.Optimizer, policy: Policy | None, clips: bool) -> None:
-    """Step the optimizer's parameters in backwards from now on if ``policy`` asks for it, else no longer.
-
-    Raises OptionError for optimizers, policies and other parameters that do not allow it, or if the step ``clips``.
+    Raises OptionError for optimizers and policies that do not allow it, or if the step ``clips``.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if policy is None or policy.optimizer is None or not policy.optimizer.in_backward:
-        if _by_optimizer.pop(optimizer, None) is not None:
-            for parameter in parameters:
-                _backward_steps.pop(parameter, None)
-        return
+        return False
     require_policy(policy)
     kind = type(optimizer)
     if kind.__name__ not in _KINDS or kind is not getattr(torch.optim, kind.__name__, None) or replaced_step(optimizer):
         raise OptionError(
-            f"{_policy(optimizer)}; accepted: these classes of torch.optim, with their own step: {', '.join(_KINDS)}"
+            f"{subject(optimizer)}; accepted: these classes of torch.optim, with their own step: {', '.join(_KINDS)}"
         )
     if clips:
         raise OptionError(
-            f"{_policy(optimizer)}, and clip_norm needs all gradients before the first step; accepted: no clipping"
+            f"{subject(optimizer)}, and clip_norm needs all gradients before the first step; accepted: no clipping"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise OptionError(f"{_policy(optimizer)}; accepted: differentiable=False")
-    own = _by_optimizer.setdefault(optimizer, BackwardStep(optimizer))
-    if any(backward_step(parameter) not in (None, own) for parameter in parameters):
-        raise OptionError(f"{_policy(optimizer)}, and another optimizer with it has some of its parameters")
-    for parameter in parameters:
-        _backward_steps[parameter] = own
+        raise OptionError(f"{subject(optimizer)}; accepted: differentiable=False")
+    return True
 
 
 def require_policy(policy: Policy) -> None:
@@ -155,25 +146,6 @@ def require_policy(policy: Policy) -> None:
             f"policy {policy.name!r} has in_backward = true and float16, whose loss is scaled; gradients are checked "
             "and unscaled after the backward; accepted: lower_precision_fp = 'bfloat16'"
         )
-
-
-def backward_step(parameter: Tensor) -> BackwardStep | None:
-    """Return what steps ``parameter`` in backwards; None if nothing does."""
-    step = _backward_steps.get(parameter)
-    return step if step is not None and step.lives else None
-
-
-def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Raise OptionError if backwards step the optimizer's parameters: a scaler would unscale and check too late."""
-    if optimizer in _by_optimizer:
-        raise OptionError(f"{_policy(optimizer)}, and a scaler decides after the backward; accepted: one of them")
-
-
-def close_backward(optimizer: torch.optim.Optimizer) -> None:
-    """See :meth:`BackwardStep.close`; does nothing for other optimizers."""
-    own = _by_optimizer.get(optimizer)
-    if own is not None:
-        own.close()
 
 
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -202,7 +174,8 @@ def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _policy(optimizer: torch.optim.Optimizer) -> str:
+def subject(optimizer: torch.optim.Optimizer) -> str:
+    """Return how messages about the optimizer begin."""
     return f"{type(optimizer).__name__}: its policy has in_backward = true"
 
 

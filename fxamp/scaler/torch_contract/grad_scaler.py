@@ -11,8 +11,8 @@ from torch.amp.grad_scaler import OptState
 from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
+from fxamp.optim.compiled_optimizer import require_no_backward_steps
 from fxamp.optim.gradients import Gradients, multiply_
-from fxamp.optim.in_backward import require_no_backward_steps
 from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
