@@ -106,7 +106,7 @@ class _Steps:
     """The scaler as Accelerate's wrapper calls it.
 
     The wrapper replaces the optimizer's ``step`` by a function that cannot be compiled; this restores the original.
-    With ``skip="device"`` a skip becomes known later. The wrapper is told of it at the first step after that, so
+    With ``skip="device"`` a skip becomes known later. The wrapper learns of it at the first step after that, so
     schedules advance as often as steps are taken.
     """
 

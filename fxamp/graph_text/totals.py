@@ -36,7 +36,7 @@ class Totals:
 
 
 def by_reason(reasons: Mapping[str, str], most: int) -> Iterator[str]:
-    """Yield each reason once, after the nodes that it is about, of which ``most`` are named."""
+    """Yield each reason once, after the nodes that it is about, at most ``most`` of them by name."""
     nodes: dict[str, list[str]] = {}
     for node, why in reasons.items():
         nodes.setdefault(why, []).append(node)

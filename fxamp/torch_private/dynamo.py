@@ -165,7 +165,7 @@ def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) 
 
 
 class _Lasting(list[Callable[..., None]]):
-    """A list of callbacks, of which ``clear`` leaves those that are to stay."""
+    """A list of callbacks; ``clear`` leaves those that are to stay."""
 
     def __init__(self, others: list[Callable[..., None]], one: Callable[..., None]) -> None:
         super().__init__([*others, one])

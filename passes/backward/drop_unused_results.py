@@ -22,7 +22,7 @@ from fxamp.passes.shared.widening import CASTS, VIEWS
 
 aten = torch.ops.aten
 
-#: Ops that return zeros for zeros, and the argument positions of which one must be zeros.
+#: Ops that return zeros for zeros, and the positions of arguments; one of these must be zeros.
 LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((*VIEWS, *CASTS), (0,)),
     **dict.fromkeys((aten.reshape.default, aten._unsafe_view.default, aten.expand.default, aten.clone.default), (0,)),

@@ -4,10 +4,10 @@ The backward casts the float32 gradient of a residual stream to 16 bits for prod
 ``view(convert(gradient [16, 512, 768]), [8192, 768])``. On a GPU, Inductor makes one kernel of cast and view, in the
 view's shape, and fuses only kernels whose loops have the same shape: the gradient is written, read and written again.
 
-1. A cast from float32 to 16 bits with more than two dimensions and fixed strides, of which only views are read, and
-   whose source has readers beside it, is realized as it is strided. Its kernel then has the shape of its source, and
-   joins the kernel that makes that. A source without another reader is never written: Inductor computes it where the
-   cast is read (so it does when it unpacks a saved value).
+1. A cast from float32 to 16 bits with more than two dimensions and fixed strides is realized with its strides if only
+   views of it are read, and its source has other readers. Its kernel then has the shape of its source, and joins the
+   kernel that makes that. A source without another reader is never written: Inductor computes it where the cast is read
+   (so it does when it unpacks a saved value).
 
 No value changes.
 """

@@ -60,7 +60,7 @@ def drop_outermost_region(body: GraphModule) -> None:
 
 
 def before_cast(node: Node) -> Node:
-    """Return the input of which ``node`` is the cast that ``custom_fwd`` asks for; else the node."""
+    """Return the input of ``node`` if it is the cast that ``custom_fwd`` asks for; else ``node``."""
     source: Node = node.meta.get(_SOURCE, node)
     return source
 

@@ -122,7 +122,7 @@ def _path(loss: Node, logits: torch.Tensor) -> _Path | str:
             if not keeps_values(node):
                 return f"{node.name} rounds or moves its logits, or makes them float64"
         elif node.target not in COPIES:
-            return f"between it and a linear layer stands {node.name}"
+            return f"{node.name} is between it and a linear layer"
         reader, node = node, _source(node)
     if not isinstance(node, Node):
         return "no linear layer makes its logits"

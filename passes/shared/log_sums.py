@@ -57,7 +57,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
     aliases = AliasSets(loss.graph) if needed else None
     fixed = [node for node in needed if node is first or not is_pure(node) or (aliases and aliases.mutated(node))]
     if fixed:
-        return f"the logsumexp of its logits stands before {fixed[0].name}, which it reads"
+        return f"the logsumexp of its logits is before {fixed[0].name}, which it reads"
     return tuple(node for node in between if node in needed)
 
 

@@ -142,7 +142,7 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
     call = maker(memory.owner)
     if not isinstance(call.target, OpOverload):
-        return KeepDecision(None, f"{op_name(call)} made it, of which no rule can tell")
+        return KeepDecision(None, f"{op_name(call)} made it, which no rule can name")
     if is_kept_exactly(call):
         return KeepDecision(None, "it is a gradient that the forward computes")
     value = tensor_value(memory.owner)

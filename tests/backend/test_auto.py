@@ -326,7 +326,7 @@ def test_a_reset_of_dynamo_forgets_autocast() -> None:
 
 @pytest.mark.parametrize("autocast_off", [True, False])
 def test_autocast_that_is_off_means_no_casts(autocast_off: bool, cpu: str) -> None:
-    """``torch.autocast(enabled=use_amp)`` is said by the program, even if it was never on."""
+    """``torch.autocast(enabled=use_amp)`` counts as autocast, even if it was never on."""
     model, x = compiled(Plain(), scaler=fxamp.GradScaler("cpu")), torch.randn(4, 8)
     with torch.autocast("cpu", enabled=False) if autocast_off else torch.no_grad():
         model(x)

@@ -209,7 +209,7 @@ class Nesting(torch.autograd.Function):
 def test_what_a_function_computes_from_its_cast_inputs_has_their_dtype(
     grad: bool, dtype: torch.dtype, lowering: str
 ) -> None:
-    """Dynamo inlines a Function of which no gradient is needed."""
+    """Dynamo inlines a Function that needs no gradient."""
 
     def program(a: torch.Tensor) -> torch.Tensor:
         return Rounding.apply(a) + Rounding.apply(a + 1)

@@ -1,4 +1,4 @@
-"""Recurrent layers inside of a graph, where Dynamo is told to capture them."""
+"""Recurrent layers inside of a graph, with Dynamo's setting to capture them."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Graphs with several results of which a training uses some: eager's gradients, and no zeros for the others."""
+"""Graphs whose training uses some of several results: eager's gradients, and no zeros for the others."""
 
 import gc
 import weakref

@@ -67,7 +67,7 @@ def _loss(results: Any) -> Tensor:
 
 
 def _values(net: nn.Module, inputs: Any, results: Any, divided: float = 1.0) -> Values:
-    # A compiled graph hands out float32, which holds every 16-bit value.
+    # A compiled graph returns float32, which holds every 16-bit value.
     values: dict[str, Tensor | None] = {f"result {i}": value for i, value in enumerate(pytree.tree_leaves(results))}
     values = {name: value.double() for name, value in values.items() if value is not None}
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()}

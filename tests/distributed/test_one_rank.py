@@ -1,4 +1,4 @@
-"""DTensors in compiled graphs, on a mesh of one rank: Inductor, changing batch sizes, and what is said of a graph."""
+"""DTensors in compiled graphs, on a mesh of one rank: Inductor, changing batch sizes, and reports."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -65,7 +65,7 @@ def test_every_node_is_read_with_and_without_strides_and_devices(name: str, dyna
         (listing,) = parse_text(text, "graph.txt").graphs
 
         assert compare(gm, listing) >= 5
-        # A joint graph and a backward are told by their inputs.
+        # Their inputs identify a joint graph and a backward.
         assert listing.stage == (stage if stage in ("joint", "backward") else "")
         assert any(entry.source is not None and entry.source.file.endswith(".py") for entry in listing.entries)
 

@@ -45,7 +45,7 @@ def test_the_ops_are_what_they_say_they_are() -> None:
 
 
 class Streams:
-    """Stands in for CUDA's streams. ``asked``: what they were told, in order."""
+    """Stands in for CUDA's streams. ``asked``: the calls, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""Every piece of state that a module keeps stands on the page fxamp/README.md, and the page lists nothing else."""
+"""The page fxamp/README.md lists every piece of state that a module keeps, and nothing else."""
 
 import ast
 import re

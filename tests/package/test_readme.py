@@ -104,11 +104,6 @@ def test_its_demo_table_has_the_demos_rows() -> None:
     assert labels == [label for label in _ROWS if label not in of_the_scaler]
 
 
-def test_its_files_exist() -> None:
-    for name in re.findall(r"`((?:policies|fxamp|passes|tools)/[\w/.]+\.(?:md|py))`", TEXT):
-        assert (ROOT / name).is_file(), name
-
-
 def test_the_passes_of_the_page_are_those_of_the_sequences_in_their_order() -> None:
     page = (ROOT / "passes/README.md").read_text(encoding="utf-8")
     forward = re.findall(r"^\| ([a-z-]+) \|", page.partition("## The partition")[0], re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Where fxamp takes part in training and none of its graphs runs, that is said once, with the reason and the remedy."""
+"""If fxamp takes part in training and none of its graphs runs, the log says so once, with the reason and the remedy."""
 
 import copy
 import gc

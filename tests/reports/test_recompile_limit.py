@@ -1,4 +1,4 @@
-"""Where Dynamo's recompile limit is reached, calls without casts are counted, and that is said once."""
+"""Once Dynamo reaches its recompile limit, calls without casts are counted, and the log says so once."""
 
 import gc
 import logging

@@ -15,7 +15,7 @@ OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
 
 
 class Recurrent(torch.nn.Module):
-    """Dynamo leaves the LSTM, and the rest of the function it stands in, outside."""
+    """Dynamo leaves the LSTM, and the rest of its function, outside."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ def test_a_whole_model_in_one_graph_has_nothing_to_add():
 def test_a_rule_that_matched_in_no_graph_is_named():
     torch._dynamo.reset()
     base = fxamp.Policy.load("cpu-bfloat16").resolve("cpu")
-    rules = [fxamp.Rule(op, "fp32", (op,)) for op in ("relu", "sum", "tanh")]  # the sum stands outside of the graph
+    rules = [fxamp.Rule(op, "fp32", (op,)) for op in ("relu", "sum", "tanh")]  # the sum is outside of the graph
     model = Recurrent()
     model.compile(backend="fxamp", options={**OPTIONS, "policy": replace(base, rules=(*base.rules, *rules))})
     model(torch.ones(3, 2, 4))

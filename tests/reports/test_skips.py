@@ -1,4 +1,4 @@
-"""A model of which Dynamo skips a function: the log says so once, in the first forward, and reports give the reason."""
+"""Dynamo skips a function of a model: the log says so once, in the first forward, and reports give the reason."""
 
 import logging
 from collections.abc import Callable

@@ -63,7 +63,7 @@ def build(
 
 
 class LossAlone(nn.Module):
-    """A model that hands out nothing but its loss: a training step reads nothing else."""
+    """A model that returns nothing but its loss: a training step reads nothing else."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

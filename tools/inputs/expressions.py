@@ -225,7 +225,7 @@ _DEVICES = frozenset({*DEVICES, "hpu", "ipu", "meta"})
 def _expression(operation: ast.AST) -> Callable[..., Any]:
     name = type(operation).__name__
     if name not in trusted.EXPRESSIONS:
-        raise Unreadable(f"operator {name} does not stand in graphs")
+        raise Unreadable(f"operator {name} does not occur in graphs")
     return trusted.EXPRESSIONS[name]
 
 

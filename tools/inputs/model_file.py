@@ -159,7 +159,7 @@ def arguments(model: Callable[..., Any], inputs: Any, what: str) -> tuple[tuple[
 
 
 def _is_both(model: Callable[..., Any], inputs: Any) -> bool:
-    """Whether ``inputs`` is ``(args, kwargs)``, and not two arguments of which the second is a dict."""
+    """Whether ``inputs`` is ``(args, kwargs)``, and not two arguments, the second a dict."""
     match inputs:
         case (tuple() | list(), Mapping()) if all(isinstance(key, str) for key in inputs[1]):
             return _takes(model, *inputs[0], **inputs[1]) or not _takes(model, *inputs)

@@ -15,8 +15,8 @@ from torch.nn import functional
 class Padded:
     """Rows whose groups are padded to a multiple.
 
-    ``sources``: ``[padded rows]``, the row that stands at each place, -1 for padding. ``ends``: int32 ``[groups]``, the
-    ends of the padded groups.
+    ``sources``: ``[padded rows]``, the row at each place, -1 for padding. ``ends``: int32 ``[groups]``, the ends of the
+    padded groups.
     """
 
     sources: Tensor

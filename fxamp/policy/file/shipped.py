@@ -99,7 +99,7 @@ def find(name_or_path: "str | PathLike[str]") -> Path:
 
 
 def composed(path: Path) -> Composition | None:
-    """Return the shipped policy for which ``path`` stands: a file of its name in the folder of the shipped ones."""
+    """Return the shipped policy that ``path`` names: a file of its name in the folder of the shipped ones."""
     return composition(path.stem) if path.parent == folder() and path.suffix == ".toml" else None
 
 

@@ -82,7 +82,7 @@ class KeepRule(Rule):
     read_by: tuple[str, ...] = declared(
         Condition(
             STRINGS,
-            "Ops of which one at least reads the saved value in the forward.",
+            "At least one of these ops reads the saved value in the forward.",
             parse=canonical,
             mismatch=_reader_mismatch,
             words=lambda names: iter([f"read by {' or '.join(name.removeprefix('aten::') for name in names)}"]),

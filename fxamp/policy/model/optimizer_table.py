@@ -28,10 +28,10 @@ OTHERS = "*"
 class OptimizerPrecision:
     """The ``[optimizer]`` table; see ``policies/README.md``.
 
-    ``state``: by the name of a state of the parameters' size, the dtype in which it is stored between steps; ``"*"``
-    stands for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written.
-    ``weights``: "kahan" stores the rounding error of each 16-bit parameter beside it. ``in_backward``: compiled
-    backwards step each parameter as soon as its gradient is made; state and weights are the optimizer's own then.
+    ``state``: by the name of a state of the parameters' size, the dtype in which it is stored between steps; ``"*"`` is
+    for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written. ``weights``:
+    "kahan" stores the rounding error of each 16-bit parameter beside it. ``in_backward``: compiled backwards step each
+    parameter as soon as its gradient is made; state and weights are the optimizer's own then.
 
     Raises PolicyError, naming every mistake, for values that are not accepted.
     """

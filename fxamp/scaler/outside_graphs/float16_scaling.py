@@ -10,7 +10,7 @@ Unscaled gradients would underflow there. So outside the graphs a gradient's dty
 When a loss is scaled, :func:`follow` walks the autograd graph from it and registers hooks on the eager nodes that have
 float16 on one side and a wider dtype on the other. Such a node multiplies incoming float32 gradients by the scale and
 divides outgoing ones by it. A backward is linear in its incoming gradients, so the hooks change only the range of the
-values. Compiled graphs are told that float16 tangents are scaled, and return float16 gradients scaled.
+values. Compiled graphs know that float16 tangents are scaled, and return float16 gradients scaled.
 
 Cost: one walk over the eager nodes for each scaled loss, and one product wherever the dtype changes.
 """

@@ -26,7 +26,7 @@ def wide(*shape: int, seed: int = 0) -> Tensor:
 
 
 def values_of(matrix: Quantized) -> Tensor:
-    """What a quantized matrix stands for, float64."""
+    """The values of a quantized matrix, float64."""
     scale = matrix.scale.values.view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
     assert matrix.scale.outer is not None
     return unpacked(matrix.values).double() * scale * matrix.scale.outer.double()

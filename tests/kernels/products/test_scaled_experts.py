@@ -68,7 +68,7 @@ def test_scales_of_rows_are_torchaos(ends: list[int], recipe: str) -> None:
 @pytest.mark.parametrize("recipe", GROUPED)
 @pytest.mark.parametrize("ends", ENDS)
 def test_what_is_in_no_group_is_zero(recipe: str, ends: list[int]) -> None:
-    """Rows beyond the last end, and experts without rows, even if what stands there is no number."""
+    """Rows beyond the last end, and experts without rows, even if they hold NaN."""
     x, weight, gradient = tensors(77, 4, 64, 96, dtype=torch.float32)
     expected = run(own(ends, recipe), x, weight, gradient)
     with torch.no_grad():

@@ -150,7 +150,7 @@ def test_zeros_give_zeros(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", multiplied(*RECIPES))
 @pytest.mark.parametrize("size", [2.0**-120, 2.0**-20, 1.0, 2.0**100])
 def test_scales_follow_the_size_of_the_values(recipe: str, size: float) -> None:
-    """A power of two changes no digit, until what is scaled is smaller than any value that is told from zero."""
+    """A power of two changes no digit, until the scaled value is too small to differ from zero."""
     x, weight = leaves(16, 32, 48)
     product, same = scaled(x * size, weight, recipe), scaled(x, weight, recipe)
     assert torch.equal(product, same * size) or (size < 1e-30 and not product.isnan().any())

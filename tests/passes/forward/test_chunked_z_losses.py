@@ -58,7 +58,7 @@ def olmo(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def megatron(logits: Tensor, target: Tensor) -> Tensor:
-    """The z-loss stands first, and is another result."""
+    """The z-loss comes first, and is another result."""
     z_loss = torch.mean(torch.square(torch.logsumexp(logits, dim=-1))) * 0.1
     return z_loss + of_rows(logits, target)
 
@@ -162,7 +162,7 @@ WHOLE = {
     "reads its logits too": of_the_rows,
     "where gradients are off": unwatched,
     "amax": maxima,
-    "stands before": weighted_by_it,
+    "is before": weighted_by_it,
 }
 
 

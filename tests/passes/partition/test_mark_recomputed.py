@@ -1,4 +1,4 @@
-"""mark-recomputed on small joint graphs: which values the partitioner is told to compute again."""
+"""mark-recomputed on small joint graphs: which values it marks for recomputation."""
 
 from dataclasses import replace
 

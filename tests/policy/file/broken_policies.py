@@ -1,4 +1,4 @@
-"""A corpus of broken policy files: each with the message that it must give, at the line where the mistake stands."""
+"""A corpus of broken policy files: each with the message that it must give, at the line of the mistake."""
 
 import tomllib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Broken policy files: each has the message that it must give, at the line where the mistake stands."""
+"""Broken policy files: each has the message that it must give, at the line of the mistake."""
 
 from pathlib import Path
 

@@ -145,5 +145,5 @@ _MASKED = (
 
 @statement()
 def masked(d: Draft) -> None:
-    """Sizes and numbers that depend on values, which Dynamo captures if it is told to."""
+    """Sizes and numbers that depend on values, which a setting of Dynamo's captures."""
     d.let(d.pick(_MASKED).format(d.ranked(2)))

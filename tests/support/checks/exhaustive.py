@@ -1,4 +1,4 @@
-"""Parameters of which a few run always and all run in the gate."""
+"""Parameters for tests: a few run always, all run in the gate."""
 
 from collections.abc import Collection, Iterable
 from itertools import product
@@ -36,7 +36,7 @@ def each_once(names: str, *columns: Iterable[Any]) -> pytest.MarkDecorator:
 
 
 def _each_once(lengths: list[int]) -> set[tuple[int, ...]]:
-    """Rows of indices in which every index of every column stands: the longest column advances, the others count."""
+    """Rows of indices that hold every index of every column: the longest column advances, the others count."""
     longest = lengths.index(max(lengths))
     missing = {(at, index) for at, length in enumerate(lengths) for index in range(length)}
     rows: list[tuple[int, ...]] = []

@@ -74,7 +74,7 @@ class Way:
 #: Kept values in 8 bits have 3 bits of fraction, bfloat16 has 7.
 COARSER = 2**4
 
-#: Trains, and returns the model, of which all weights are compared.
+#: Trains, and returns the model, whose weights are compared.
 Train = Callable[[Way], nn.Module]
 
 
@@ -116,7 +116,7 @@ def each_variant(inductor: bool = False) -> pytest.MarkDecorator:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training gave: the loss of every step, weights and buffers, what was said, and fxamp's reports."""
+    """The outcome of a training: the loss of every step, weights and buffers, warnings, and fxamp's reports."""
 
     losses: list[float]
     weights: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""What stands at the peak of a loss in chunks, by the count of Inductor's plan for a GPU."""
+"""The buffers at the peak of a loss in chunks, by the count of Inductor's plan for a GPU."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""fxamp-policy calibrate: planted range problems are found, the patch cures them, and nothing is said of nothing."""
+"""fxamp-policy calibrate: it finds planted range problems, its patch cures them, and a sound model gets none."""
 
 import math
 import re

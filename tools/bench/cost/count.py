@@ -106,7 +106,7 @@ class Count:
 
     ``flops``: of products, by the dtype of their first operand; ``forward_flops``: those of forwards. ``parameters``,
     ``tensors``: of the model. ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients
-    and temporaries. ``gradients``: most bytes that the backward of a graph hands out at its end.
+    and temporaries. ``gradients``: most bytes that the backward of a graph returns.
     """
 
     kernels: tuple[Kernel, ...]

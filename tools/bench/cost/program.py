@@ -50,7 +50,7 @@ def _of_table(workload: Workload) -> Program:
 
 
 class _LossOnly(nn.Module):
-    """A model that hands out nothing but its loss."""
+    """A model that returns nothing but its loss."""
 
     def __init__(self, model: Callable[..., Any]) -> None:
         super().__init__()

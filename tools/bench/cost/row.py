@@ -37,7 +37,7 @@ class Row:
     """One way of training. Bytes of each stage; ``beside_products``: those of all kernels that are no products.
 
     ``triton``, ``library``, ``outside``: launches of Triton kernels, of other kernels of the forward and the backward,
-    and of the step. ``peak``: most bytes at once; ``gradients``: most bytes that a backward hands out. ``syncs``: how
+    and of the step. ``peak``: most bytes at once; ``gradients``: most bytes that a backward returns. ``syncs``: how
     often the host waits. ``forward_beside``, ``forward_flops``: the forward's share of ``beside_products`` and
     ``flops``. ``sent``, ``taken``: bytes to the host's memory and back.
     """

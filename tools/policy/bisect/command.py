@@ -138,5 +138,5 @@ def _search(trials: Trials, by: str, places: Sequence[ModuleOp]) -> tuple[Unit, 
         return None
     units = hierarchical(every, tree.parts, trials.passes)
     minimal = is_minimal(units, trials.passes)
-    assert minimal, "ddmin gives sets of which nothing can be left out"
+    assert minimal, "ddmin gives minimal sets"
     return units
