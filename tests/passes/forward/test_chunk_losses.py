@@ -119,7 +119,7 @@ def test_a_loss_of_shifted_logits() -> None:
 WHOLE = {
     "reads its logits too": Returning(),
     "tanh is between": Head(torch.tanh),
-    "t is between": Head(lambda logits: logits.t().contiguous().t()),
+    "t_1 is between": Head(lambda logits: logits.t().contiguous().t()),
     "rounds or moves": Head(lambda logits: logits.to(torch.float16).float()),
     "makes them float64": Head(lambda logits: logits.double()),
     "logits are float64": Head().double(),
