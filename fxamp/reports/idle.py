@@ -86,7 +86,7 @@ def stepped(optimizer: torch.optim.Optimizer) -> None:
 
 
 def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
-    """Warn if ``optimizer`` steps parameters of modules compiled with fxamp, and no graph ran for any; whether so.
+    """Warn if ``optimizer`` steps modules compiled with fxamp without a graph that ran; return whether it did.
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
     objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no

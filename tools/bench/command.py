@@ -1,4 +1,4 @@
-"""fxamp-bench: measures fxamp itself. Each subcommand is a module that is imported when it is called.
+"""fxamp-bench: measures fxamp itself. Each subcommand is a module that loads when it is called.
 
 train    what does training take?
 cost     what does a step cost on a GPU that is not here?

@@ -24,7 +24,7 @@ class Cost:
         return {"file": self.file, **json.loads(self.output)}
 
     def lines(self) -> Iterator[str]:
-        """Title, table and notes, in the style that the command was asked for."""
+        """Title, table and notes, in the requested style."""
         yield from self.output.rstrip("\n").split("\n")
 
 
@@ -48,6 +48,6 @@ def run_command(arguments: Sequence[str]) -> str:
     command = [sys.executable, "-m", "fxamp.tools.bench.command", "cost", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        messages = [line for line in done.stderr.splitlines() if line.strip()] or ["it said nothing"]
+        messages = [line for line in done.stderr.splitlines() if line.strip()] or ["it printed nothing"]
         raise OptionError(f"--cost: {messages[-1]}")
     return done.stdout

@@ -1,1 +1,1 @@
-"""fxamp-bench check: does fxamp compute what it should on this machine?"""
+"""fxamp-bench check: does fxamp compute the right numbers on this machine?"""

@@ -26,14 +26,14 @@ _GRADIENTS = {
 #: How gradients, large and small, share the parameters: those of one of a transformer's layers.
 _SHARES = (64, 64, 16, 16, 1, 1)
 _LAYERS = 12
-#: The least seconds of a timed stretch: the error of the clocks is then below a thousandth.
+#: The minimum length of a timed stretch in seconds, with which the clocks' error is below a thousandth.
 _LEAST = 0.01
 
 
 def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> list[dict[str, Any]]:
     """Time every kernel on ``parameters`` elements on ``device``; ``gpu``: its figures, if they are known.
 
-    A row has bytes a second; the time of a plain copy of as many bytes, and of torch's op where there is one, over the
+    A row has bytes a second; the times of a plain copy of as many bytes, and of torch's op if there is one, over the
     kernel's; its share of the GPU's bandwidth, and the counted share, both None for a GPU without figures.
     """
     result = []
@@ -61,7 +61,7 @@ def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> lis
 def known_gpu(name: str) -> Device | None:
     """Return the listed GPU that torch calls by a name such as "NVIDIA H200"; None if there is none.
 
-    Boards of the same chip with slower memory are none of them.
+    Boards of the same chip with slower memory are not listed.
     """
     slower = any(board in name.upper() for board in ("PCI", "NVL", "40GB", "LAPTOP"))
     return None if slower else next((gpu for gpu in DEVICES if gpu.name in name), None)
@@ -76,7 +76,7 @@ def _work(subject: Subject, device: str, parameters: int) -> dict[str, Run] | No
 def gradient_work(source: torch.dtype, target: torch.dtype | None, device: str, parameters: int) -> dict[str, Run]:
     """Return the check of gradients, by the kernel and by torch's ops, which read and write every gradient in place.
 
-    ``target``: what the kernel unscales them to; None where it only reads them.
+    ``target``: the dtype that the kernel unscales them to; None if it only reads them.
     """
     gradients = make_gradients(parameters, source, device)
     inverse, flag = torch.ones((), device=device), torch.zeros((), device=device)
@@ -125,8 +125,8 @@ def _copied(nbytes: int, device: str) -> Run:
 def time_in_turn(work: Mapping[str, Run], rounds: int) -> dict[str, Spread]:
     """Return the seconds of each piece of work by name: median and quartiles over ``rounds``, which do all in turn.
 
-    torch's timer waits for the GPU around each stretch. The first stretch compiles, fills caches, and tells how often
-    to repeat the work in one.
+    torch's timer waits for the GPU around each stretch. The first stretch compiles, fills caches, and determines how
+    often a stretch repeats the work.
     """
     timers = {name: Timer("run()", globals={"run": run}) for name, run in work.items()}
     repeats = {name: timer.blocked_autorange(min_run_time=_LEAST).number_per_run for name, timer in timers.items()}

@@ -1,4 +1,4 @@
-"""A line of the answer: a check, and what came of it."""
+"""A line of the answer: a check, and its outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class SkippedError(Exception):
 class Check:
     """One line of the answer.
 
-    ``run`` returns what was seen, as a short text. It raises AssertionError where that is wrong, and SkippedError where
-    the check cannot be made here.
+    ``run`` returns its finding as a short text. It raises AssertionError if that is wrong, and SkippedError if the
+    check cannot be made here.
     """
 
     name: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a check: "ok", "not ok" or "skipped"; what was seen, or why it is skipped; and its seconds."""
+    """The outcome of a check: "ok", "not ok" or "skipped"; its finding, or why it is skipped; and its seconds."""
 
     name: str
     status: str

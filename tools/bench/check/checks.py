@@ -1,4 +1,4 @@
-"""All checks, and what runs them in a process of its own: a kernel that crashes ends that, and not the answer."""
+"""All checks, and the process that runs them: a kernel that crashes ends that process, not the answer."""
 
 import time
 from typing import Any
@@ -13,13 +13,13 @@ from fxamp.tools.common.silence import one_line
 def checks(device: str, lowering: str) -> list[Check]:
     """Return the checks of ``device``, "cpu" or "cuda", with compiled graphs of ``lowering``.
 
-    What is cheap and tells most comes first.
+    Cheap and informative checks come first.
     """
     return [*kernel_checks(device), *training_checks(device, lowering), *gradient_checks(device, lowering)]
 
 
 def run_check(every: list[Check], at: int) -> Outcome:
-    """Run one check. Whatever it raises is the answer, for that is what a check is for."""
+    """Run one check. Every exception is an outcome."""
     check, start = every[at], time.perf_counter()
     try:
         status, detail = OK, check.run()

@@ -1,4 +1,4 @@
-"""fxamp-bench check: is what fxamp computes on this machine right, and how fast are its kernels?"""
+"""fxamp-bench check: does fxamp compute the right numbers on this machine, and how fast are its kernels?"""
 
 import argparse
 import datetime
@@ -21,8 +21,8 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import machine
 from fxamp.tools.common.progress import bar
 
-#: Variables of a process that checks. The tensors are tiny, and processes share the processors. On a CPU Inductor has
-#: only a few files to compile, and a pool of processes for that imports torch in each.
+#: Environment variables of a process that checks. The tensors are tiny, and processes share the processors. On a CPU
+#: Inductor has only a few files to compile, and a pool of processes for that imports torch in each.
 _SETTINGS = {
     "cpu": {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
     "cuda": {"OMP_NUM_THREADS": "1"},
@@ -125,7 +125,7 @@ def _table(document: dict[str, Any], markdown: bool = False) -> str:
 
 
 def _answer(document: dict[str, Any]) -> str:
-    """Return the last line: whether all is right, how many checks ended how, and what is wrong."""
+    """Return the last line: whether everything is right, the number of checks by outcome, and what is wrong."""
     counts = Counter(row["status"] for row in document["checks"])
     wrong = [row["name"] for row in document["checks"] if row["status"] == WRONG]
     sums = ", ".join(f"{count} {status}" for status, count in counts.items())

@@ -151,7 +151,7 @@ def _packed_step(device: str, policy: str) -> Callable[[], str]:
 
 
 def _huge(device: str) -> Callable[[], str]:
-    """An inf and a NaN behind the 2**31st element are seen, and what is there is unscaled."""
+    """An inf and a NaN after the 2**31st element are found, and the elements there are unscaled."""
 
     def run() -> str:
         if device == "cpu":

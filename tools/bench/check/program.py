@@ -11,7 +11,7 @@ BATCH, LENGTH, WIDTH, HIDDEN, CLASSES = 4, 16, 64, 2048, 32
 
 
 class Net(nn.Module):
-    """One block of a transformer and a head; its wide layer is large enough for the rules of fp8 and kept values."""
+    """One block of a transformer and a head; its wide layer is large enough for the rules for fp8 and saved values."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """When a gradient or a trained weight is exact enough: no further from float64 than another way's, the yardstick.
 
-Over independent draws of the weights the norms of the yardstick's errors scatter by some factor, which says how far two
-ways that round equally well may differ: with ``s`` the standard deviation of the logarithms of these norms, the means
-over ``n`` draws of two equally good ways differ by ``s * sqrt(2 / n)``.
+Over independent draws of the weights the norms of the yardstick's errors scatter by some factor, which shows how far
+two ways that round equally well may differ: with ``s`` the standard deviation of the logarithms of these norms, the
+means over ``n`` draws of two equally good ways differ by ``s * sqrt(2 / n)``.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: A normal variable exceeds four standard deviations once in 30,000 trials.
 DEVIATIONS = 4.0
-#: The least scatter that a few draws are believed to have: a yardstick that errs alike in all of them.
+#: The minimum scatter that a few draws are assumed to have, in case the yardstick's errors are alike in all.
 LEAST_SPREAD = 0.05
 
 Values = Mapping[str, "Tensor"]
@@ -33,8 +33,8 @@ def relative_error(values: Values, true: Values) -> float:
 def require_as_exact(ours: Sequence[float], yardstick: Sequence[float]) -> str:
     """Require that our errors are no larger than the yardstick's, beyond its scatter; return the ratio as text.
 
-    Raises AssertionError. Both have one error for each draw, and at least two. A yardstick without any error, whose
-    results are float64's, wants the same of ours.
+    Raises AssertionError. Both have one error for each draw, and at least two. If the yardstick has no error, ours must
+    have none.
     """
     require(all(map(math.isfinite, ours)), "inf or NaN")
     if not all(yardstick):

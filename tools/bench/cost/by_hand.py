@@ -1,4 +1,4 @@
-"""What runs outside of the compiled graphs, counted by hand: the scaler's kernels and the optimizer's step.
+"""Work outside of the compiled graphs, counted by hand: the scaler's kernels and the optimizer's step.
 
 Bytes are those of each tensor read or written once. Per byte of a parameter, its gradient included:
 
@@ -8,9 +8,9 @@ Bytes are those of each tensor read or written once. Per byte of a parameter, it
     torch's scaler                    2   checks (and unscales) in place: reads and writes the gradient
     clip_grad_norm_                   3   reads for the norm; reads and writes to multiply
 
-fxamp's graphs hand out true, checked gradients: neither of the scaler's lines is there, as their check is
-counted in the backward. Without a scaler both have the same step. Launches are those of torch's multi-tensor
-kernels: of 320 chunks of 65536 elements, and of 36 tensors for AdamW, 55 for SGD, 110 for the others.
+fxamp's graphs return true, checked gradients, so neither of the scaler's lines applies: the check counts in the
+backward. Without a scaler both have the same step. Launches are those of torch's multi-tensor kernels: of 320 chunks of
+65536 elements, and of 36 tensors for AdamW, 55 for SGD, 110 for the others.
 """
 
 from collections.abc import Callable, Sequence

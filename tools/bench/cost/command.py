@@ -1,4 +1,4 @@
-"""fxamp-bench cost: bytes, launches, FLOPs and kept bytes of a training step on a GPU, which need not be there."""
+"""fxamp-bench cost: bytes, launches, FLOPs and saved bytes of a training step on a GPU, which may be absent."""
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Count every way of training. Raises FxampError for a user's mistake, and where this machine cannot count."""
+    """Count every way of training. Raises FxampError for a user's mistake, or if this machine cannot count."""
     rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12, 1e9 * options.pcie)
     plan = plan_of_every(options, rates) if options.every else _plan(options, rates)
     results: list[Count] = []
@@ -166,7 +166,7 @@ def _report(
 
 
 def _lists(options: argparse.Namespace, title: str, count: Count) -> list[str]:
-    """The heaviest kernels, the largest kept tensors and the peak, as far as they are asked for."""
+    """The heaviest kernels, the largest saved tensors and the peak, as far as the options ask for them."""
     texts = []
     if options.kernels:
         texts.append(f"{title}: the heaviest kernels\n\n{table.heaviest(count, options.kernels, options.markdown)}")

@@ -1,4 +1,4 @@
-"""In the place of Inductor's inner compiler: it lowers and schedules a graph, counts it, and runs nothing."""
+"""A substitute for Inductor's inner compiler: it lowers and schedules a graph, counts it, and runs nothing."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,10 @@ from fxamp.torch_private.parts.inductor import GraphLowering, compile_fx
 
 @dataclass
 class Counted:
-    """What was counted so far.
+    """The counts so far.
 
-    ``texts``: the generated modules by stage, if they are asked for. ``waiting``: what each forward keeps whose
-    backward has not run. ``peak``: most bytes at once, these included. ``gradients``: most bytes that a backward
-    hands out.
+    ``texts``: the generated modules by stage, if requested. ``waiting``: what each forward saves whose backward has not
+    run. ``peak``: most bytes at once, these included. ``gradients``: most bytes that a backward returns.
     """
 
     wants_text: bool = False
@@ -46,7 +45,7 @@ class _Scheduled(Exception):
 
 @contextlib.contextmanager
 def counting(counted: Counted) -> Iterator[None]:
-    """Inside, whatever Inductor compiles is counted instead, and gives empty results of the right shapes.
+    """Inside, graphs that Inductor would compile are counted instead, and return empty results of the right shapes.
 
     AOTAutograd's cache is off: there is nothing to store.
     """
@@ -120,7 +119,7 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
 
 
 def _strides(result: Any) -> tuple[int, ...] | None:
-    """The strides that Inductor gives a result; None for what is no tensor, as Inductor says it."""
+    """The strides that Inductor gives a result; None for a result that is no tensor, as in Inductor."""
     if not hasattr(result, "get_stride"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What was counted of a training step: plain values, which JSON can hold."""
+"""The counts of a training step: plain values, which JSON can hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,10 +9,10 @@ STAGES = ("forward", "backward", "step")
 #: Kinds of kernels that multiply: their time is that of their FLOPs, not of their bytes.
 PRODUCTS = ("matmul", "convolution", "attention")
 
-#: The kind of copies to the host's memory and back, of values that it keeps for the backward.
+#: The kind of copies to the host's memory and back, of values that are saved there for the backward.
 HOST_COPY = "host copy"
 
-#: What the ops are called for whose result the host waits.
+#: The name of ops whose result the host waits for.
 WAITED_FOR = ("_local_scalar_dense", "nonzero", "copy to the host")
 
 
@@ -30,9 +30,9 @@ class Kernel:
     """One kernel of a step, or several launches of the same work.
 
     ``stage``: of :data:`STAGES`. ``kind``: "triton", one of :data:`PRODUCTS`, "fxamp" (its gradient kernels),
-    :data:`HOST_COPY`, "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of results
-    that nobody used), "by hand" (not seen, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the
-    program. A copy to or from the host reads or writes the GPU's memory alone.
+    :data:`HOST_COPY`, "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of unused
+    results), "by hand" (not captured, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the program.
+    A copy to or from the host reads or writes the GPU's memory alone.
     """
 
     stage: str

@@ -1,4 +1,4 @@
-"""Ops that run outside of the compiled graphs: what autograd fills in, what lies between the graphs."""
+"""Ops outside of the compiled graphs: those that autograd adds, and those between the graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,14 @@ from fxamp.tools.bench.cost.count import Access, Kernel
 from fxamp.tools.common.running_ops import RunningOps
 from fxamp.torch_private.parts.fx import TracingContext
 
-#: Ops that move nothing; the schema of ``_unsafe_view`` does not tell that it is a view.
+#: Ops that move nothing; the schema of ``_unsafe_view`` does not show that it is a view.
 _FREE = ("aten::empty", "aten::detach", "aten::_unsafe_view", "prim::")
-#: Ops that only write: autograd's gradients of results that nobody used, and the like.
+#: Ops that only write: autograd's gradients of unused results, and the like.
 _FILLS = ("aten::zeros", "aten::ones", "aten::full", "aten::fill_", "aten::zero_", "aten::new_zeros")
 
 
 class EagerOps(RunningOps):  # type: ignore[no-untyped-call]
-    """Tells ``take`` of each op that moves bytes, as a kernel of ``stage``; set that while it runs."""
+    """Passes each op that moves bytes to ``take``, as a kernel of ``stage``; set that while it runs."""
 
     def __init__(self, take: Callable[[Kernel], None]) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from fxamp.torch_private.parts.inductor import compile_fx
 
 aten = torch.ops.aten
 
-#: What Inductor asks of a GPU's properties.
+#: The properties of a GPU that Inductor reads.
 H100 = types.SimpleNamespace(
     name="NVIDIA H100",
     major=9,
@@ -60,7 +60,7 @@ def compiling_for_gpu() -> Iterator[None]:
 
 
 class _Driver:
-    """Triton's active driver, as far as its keys ask."""
+    """Triton's active driver, with what Triton's cache keys need."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -73,7 +73,7 @@ class _Driver:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    """What torch asks of the device, and its answer. Breaks loudly: with AttributeError where torch renames one."""
+    """torch's queries about the device, with answers. Breaks loudly: with AttributeError if torch renames one."""
     cuda, interface, still = torch.cuda, device_interface.CudaInterface, staticmethod
     return [
         (cuda, "get_device_properties", lambda *_: H100),
@@ -105,8 +105,8 @@ def _library(key: str) -> Any:
 def _registered() -> list[torch.library.Library]:
     """Give "cuda" what Inductor computes while it compiles (constants), and the GPU build's choice of attention.
 
-    A CUDA build has all three; with ``allow_override`` these come before them. The libraries undo it when nobody holds
-    them any more.
+    A CUDA build has all three; with ``allow_override`` these come before them. The registration ends when the libraries
+    are freed.
     """
     cuda, composite = _library("CUDA"), _library("CompositeImplicitAutograd")
     with warnings.catch_warnings():

@@ -19,10 +19,10 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 
 def prepare_torch() -> None:
-    """Let torch take FakeTensors on "cuda", and import it. A GPU that is there is hidden: all machines count alike.
+    """Let torch take FakeTensors on "cuda", and import it. An existing GPU is hidden, so that all machines count alike.
 
-    Call it before anything imports torch: torch makes its CUDA hooks once, for the first who asks. Raises OptionError
-    where this torch cannot be made to, or where there is no C++ compiler.
+    Call it before anything imports torch: torch creates its CUDA hooks once, at the first use. Raises OptionError if
+    this torch does not allow it, or if there is no C++ compiler.
     """
     home = torch_home()
     build = runpy.run_path(str(home / "version.py"))

@@ -14,7 +14,7 @@ from fxamp.tools.common.interrupt import so_far
 #: The policies of the table, after the name of the device and the dtype.
 KINDS = ("", "-fast", "-lean", "-leanest")
 
-#: What a cell says of a step beside its time.
+#: The figures of a step in a cell, beside its time.
 _NUMBERS = ("memory_step", "gradient_error")
 
 

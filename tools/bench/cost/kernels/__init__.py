@@ -1,1 +1,1 @@
-"""fxamp-bench kernels: the generated kernels by their machine code, for GPUs that need not be here."""
+"""fxamp-bench kernels: the generated kernels by their machine code, for GPUs that may be absent."""

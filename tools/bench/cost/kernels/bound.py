@@ -1,4 +1,4 @@
-"""What share of a GPU's memory bandwidth a kernel's machine code permits, and which unit forbids more.
+"""The share of a GPU's memory bandwidth that a kernel's machine code permits, and the unit that limits it.
 
 Per multiprocessor and clock, as many elements can be finished as
 
@@ -79,7 +79,7 @@ def _warps(count: Count, device: Device) -> int:
 def _duration(count: Count, device: Device) -> float:
     """Return the clocks of a program's warp that has its scheduler to itself.
 
-    What waits for a counter waits for all that raised it before, in order.
+    An instruction that waits for a counter waits for all that raised it before, in order.
     """
     raised: dict[str, list[float]] = defaultdict(list)
     now = 0.0

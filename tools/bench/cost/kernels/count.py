@@ -29,7 +29,7 @@ _WIDE = ("sm_89", "sm_90", "sm_100")
 
 @dataclass(frozen=True)
 class Count:
-    """What the machine code of a kernel is.
+    """The machine code of a kernel, counted.
 
     Attributes:
         program: the kernel.
@@ -74,7 +74,7 @@ class Count:
 
 
 def compiled(program: Program, arch: str) -> tuple[Any, Binary]:
-    """Compile the kernel as a launch would; return what Triton made of it, and its machine code.
+    """Compile the kernel as a launch would; return Triton's compiled kernel, and its machine code.
 
     Nothing comes from Triton's cache: machine code in it names the file of an equal kernel with another docstring.
 
