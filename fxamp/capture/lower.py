@@ -111,6 +111,8 @@ class _Lowering(Interpreter):
             return self._hook(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
+        if n.target is torch.autograd.grad:
+            return self._keep(n, "autograd differentiates the rewritten graph")
         if self._regions.inside_transform(n):
             return self._keep(n, IN_TRANSFORM)
         if follows_input(n):

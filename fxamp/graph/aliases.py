@@ -187,7 +187,9 @@ def writes(node: Node) -> list[Node]:
 #: Arguments that batch norms write to in training, although most of their schemas do not say so.
 _HIDDEN_WRITES = frozenset({"running_mean", "running_var"})
 
-_PURE_FUNCTIONS = frozenset({operator.getitem, torch._C._set_grad_enabled, ENTER_AUTOCAST, EXIT_AUTOCAST})
+_PURE_FUNCTIONS = frozenset(
+    {operator.getitem, torch._C._set_grad_enabled, torch.autograd.grad, ENTER_AUTOCAST, EXIT_AUTOCAST}
+)
 
 
 @dataclass(frozen=True)

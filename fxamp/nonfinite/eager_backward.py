@@ -22,7 +22,7 @@ from fxamp.graph.higher_order import autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import TensorType
 from fxamp.nonfinite.flow import Flow, Kind, Value
-from fxamp.passes.shared.magnitudes import OP
+from fxamp.passes.shared.magnitudes import MEASURED, OP
 from fxamp.torch_private import Node, after_backward, gradient_dtypes, inner_nodes, made_before, untraced
 
 #: Takes the numbers of a backward.
@@ -46,6 +46,8 @@ class _Functions:
             self.numbers[name] = numbers.detach()
 
         output = graph_output(gm.graph)
+        if not output.meta[MEASURED]:
+            return
         results: Any = output.args[0]
         output.args = (results[:-1],)
         with gm.graph.inserting_before(output):

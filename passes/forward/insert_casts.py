@@ -10,7 +10,8 @@
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
 5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs.
-   A hook is on its tensor, in whatever dtype, and on no cast: its gradient is that of all uses.
+   A hook is on its tensor, in whatever dtype, and on no cast: its gradient is that of all uses. So is the gradient that
+   ``torch.autograd.grad`` computes in a graph.
 """
 
 import operator
@@ -112,6 +113,8 @@ class _Rewriter:
             return None
         if follows_input(node):
             return self._follow(node)
+        if node.target is torch.autograd.grad:
+            return self._gradient(node)
         if not isinstance(node.target, OpOverload):
             return self._opaque(node)
         if node.target.overloadpacket is torch.ops.aten.set_:
@@ -134,6 +137,14 @@ class _Rewriter:
         """Let ``.data``, or a DTensor layout call, use its input's new dtype."""
         if any(self._changed(source) for source in node.all_input_nodes):
             node.meta["val"] = computed(node)
+
+    def _gradient(self, node: Node) -> None:
+        """Differentiate with respect to the values themselves: none of their casts was used."""
+        inputs = pytree.tree_leaves(node.args[1] if len(node.args) > 1 else node.kwargs["inputs"])
+        dtypes = {source: dtype for source, dtype in cast_back(node, self._captured).items() if source not in inputs}
+        self._cast_uses(node, dtypes, "autograd differentiates it as captured")
+        pairs = zip(node.meta["val"], inputs, strict=True)
+        node.meta["val"] = tuple(None if value is None else value.to(of.meta["val"].dtype) for value, of in pairs)
 
     def _opaque(self, node: Node) -> None:
         if not cast_back(node, self._captured):

@@ -140,11 +140,29 @@ def test_an_op_inside_of_a_function_is_named(lowering: str, program: Callable[[T
     assert 'ops = ["aten::sqrt"]' in found.advice and set(found.gradients) == {"linear.weight", "linear.bias"}
 
 
+class Negated(torch.autograd.Function):
+    """Nothing in its backward is measured."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+def negated(h: Tensor) -> Tensor:
+    result: Tensor = Negated.apply(h + 0)  # type: ignore[no-untyped-call]
+    return result.sum()
+
+
+@pytest.mark.parametrize("program", [grown, negated])
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_a_function_that_is_watched_has_the_same_gradients(lowering: str) -> None:
+def test_a_function_that_is_watched_has_the_same_gradients(lowering: str, program: Callable[[Tensor], Tensor]) -> None:
     gradients = []
     for watched in ({}, {"nonfinite": "raise"}):
-        model = compile_with(Net(grown), lowering, policy="cpu-float16", **watched)
+        model = compile_with(Net(program), lowering, policy="cpu-float16", **watched)
         model(torch.linspace(0, 1, 8).view(2, 4)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))

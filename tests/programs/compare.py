@@ -359,7 +359,7 @@ def _says(program: Program) -> bool:
 
 def _observe(run: Run, setting: Setting) -> Outcome:
     torch.manual_seed(7)
-    with _sizes_captured():
+    with _captured(setting):
         if setting.schedule == "threads":
             return observe_in_threads(run, setting)
         return train(run, setting) if setting.schedule in ("train", "restart") else observe(run, setting)
@@ -369,10 +369,10 @@ def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
     return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
 
 
-def _sizes_captured() -> AbstractContextManager[None]:
-    """Let Dynamo capture sizes and numbers that depend on values, as it does for ``fullgraph=True``."""
+def _captured(setting: Setting) -> AbstractContextManager[None]:
+    """Let Dynamo capture sizes and numbers that depend on values, as for ``fullgraph=True``, and perhaps gradients."""
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True, trace_autograd_ops=setting.traced
     )
     return patched
 

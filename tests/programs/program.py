@@ -149,7 +149,7 @@ class Setting:
     ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
     ``watched``: with option "nonfinite".
     ``parted``: the program breaks its graph, so that one backward
-    is made of those of several calls.
+    is made of those of several calls. ``traced``: Dynamo traces ``torch.autograd.grad``.
     """
 
     lowering: str = "aot_eager"
@@ -163,6 +163,7 @@ class Setting:
     compiled: str = ""
     watched: bool = False
     parted: bool = False
+    traced: bool = False
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""
@@ -171,7 +172,7 @@ class Setting:
     def words(self) -> list[str]:
         """What counts in a summary."""
         some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")
-        flags = [name for name in ("ambient", "own", "scaled", "chunks", "watched") if getattr(self, name)]
+        flags = [name for name in ("ambient", "own", "scaled", "chunks", "watched", "traced") if getattr(self, name)]
         return [self.lowering, self.schedule, some, *flags, *filter(None, [self.compiled])]
 
     def policy(self, lower: torch.dtype) -> str | Policy:

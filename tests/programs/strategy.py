@@ -96,7 +96,9 @@ def _setting(draw: Draw, focus: Focus) -> Setting:
     speakers = focus.options(("policy", "ambient", "own") if focus.has("region") else ("policy", "ambient"))
     lowering, says = draw(st.sampled_from(focus.options(_LOWERINGS))), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
-    setting = Setting(lowering, says == "ambient", schedule, scaled, factor, used, says == "own")
+    own_thread = focus.has("gradient") and schedule != "threads"  # another thread does not see Dynamo's settings
+    traced = own_thread and bool(draw(st.sampled_from(focus.options(("", "traced")))))
+    setting = Setting(lowering, says == "ambient", schedule, scaled, factor, used, says == "own", traced=traced)
     if schedule == "twice":  # AOTAutograd's graphs have one backward, and a scaler's too
         setting = replace(setting, lowering="eager", scaled=False, factor=1.0)
     if schedule == "rewritten":

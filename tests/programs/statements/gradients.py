@@ -46,13 +46,19 @@ _LOSSES = ("{}.float().sum()", "{}.float().square().mean()", "{}.float().tanh().
 
 @statement()
 def gradient(d: Draft) -> None:
-    """Of a leaf. Dynamo breaks the graph to ask autograd for it, and AOTAutograd's graphs have no second derivative."""
-    if d.setting.scaled or not d.place.grad:
+    """Of a leaf, or of any value where Dynamo traces it; else it breaks the graph.
+
+    AOTAutograd's graphs have no second derivative, but of what is inside of one.
+    """
+    traced = d.setting.traced
+    if d.setting.scaled or not d.place.grad or d.place.body:
         raise Unfit
-    leaf = d.value(lambda v: v.requires_grad and not _is_made(v))
+    leaf = d.value(lambda v: v.requires_grad and (traced or not _is_made(v)))
     loss = d.let(d.pick(_LOSSES).format(d.value(_is_made)))
-    how = "create_graph=True" if d.setting.lowering == "eager" and d.chance() else "retain_graph=True"
-    break_graph(d, "None")
+    twice = traced or d.setting.lowering == "eager"
+    how = "create_graph=True" if twice and d.chance() else "retain_graph=True"
+    if not traced:
+        break_graph(d, "None")
     with d.whole():
         g = d.let(f"torch.autograd.grad({loss}, {leaf}, {how})[0]")
         d.let(f"{g} * {d.alike(g)}")
