@@ -20,6 +20,7 @@ from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.reports import GraphRecord
 from fxamp.reports.breaks import why_ended
+from fxamp.reports.list_graph import list_graph
 from fxamp.reports.observer import GraphObserver
 from fxamp.reports.record import CastGraph
 from fxamp.reports.registry import remember
@@ -63,10 +64,11 @@ class GraphCompilation:
             if not self._participants.members:
                 return self._gm, record
             captured = capture(self._gm, self._inputs)
+            listing = list_graph(captured.module)
         else:
             record = self._observer.cast(self._cast, self._choice.why)
-            captured = self._cast.captured
-        self._participants.captured(captured, self._inputs)
+            captured, listing = self._cast.captured, record.listing
+        self._participants.captured(captured, self._inputs, listing)
         strip_values(captured.module)
         adopt_sources(self._gm, captured.module)
         return captured.module, record

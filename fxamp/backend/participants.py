@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakMethod
 
 from torch.fx import GraphModule
 
@@ -14,7 +13,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.unused_results import UnusedResults, may_be_unused
 from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.capture import Captured
-from fxamp.graph_text import KeptValue
+from fxamp.graph_text import KeptValue, Listing
 from fxamp.lowering_names import mode_settings
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.nonfinite.watching import Watching
@@ -68,10 +67,10 @@ class Participants:
             return self
         return replace(self, members=(UnusedResults(self.policy, expected=False), *self.members))
 
-    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
-        """Change the captured graph with its casts, for ``inputs``."""
+    def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
+        """Change the captured graph with its casts, for ``inputs``; ``listing`` is its own."""
         for member in self.members:
-            member.captured(graph, inputs)
+            member.captured(graph, inputs, listing)
 
     def partition(self, partitioner: Partitioner) -> Partitioner:
         """Return ``partitioner`` with the participants' changes."""
@@ -132,7 +131,7 @@ def participants_of(
         monitor = Monitor(options.nonfinite, options.scaler is not None)
         members.append(Watching(monitor, options.lowering))
         if options.scaler is not None:
-            options.scaler.graphs.accounts.append(WeakMethod(monitor.found))
+            options.scaler.graphs.monitors[id(monitor)] = monitor
     for member in members:
         member.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
     return Participants(policy, options, observer, tuple(members))

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.graph import all_nodes, is_wrapper, mode_of
+from fxamp.graph_text import Listing
 from fxamp.nonfinite.eager_backward import watch_backward
 from fxamp.nonfinite.flow import Flow, Kind, flow_of
 from fxamp.nonfinite.monitor import Monitor
@@ -38,9 +39,8 @@ class Watching(Participant):
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         refuse_compiled_autograd("option 'nonfinite' measures the values of backward graphs")
 
-    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
+    def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
         """Measure the values of the graph."""
-        listing = list_graph(graph.module)
         _warn_unmeasured(graph.module)
         run_passes(graph, Context(graph.mode), MeasureResults(backwards=self.lowering == "eager"))
         kinds = [Kind.PARAMETER if isinstance(value, torch.nn.Parameter) else Kind.INPUT for value in inputs]

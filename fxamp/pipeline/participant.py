@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
-from fxamp.graph_text import KeptValue
+from fxamp.graph_text import KeptValue, Listing
 
 #: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Any]
@@ -41,8 +41,8 @@ class Participant:
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Raise OptionError if it cannot take part with these options; called before anything is traced."""
 
-    def captured(self, graph: Captured, inputs: Sequence[Any]) -> None:
-        """Change the captured graph for ``inputs``, which has its casts."""
+    def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
+        """Change the captured graph for ``inputs``, which has its casts; ``listing`` is its own."""
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:
         """Read the backward that AOTAutograd derives or its cache returns; raise OptionError if it cannot take part."""

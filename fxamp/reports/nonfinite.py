@@ -1,6 +1,7 @@
 """The values that were not finite in runs of compiled graphs, as plain data and as text."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from fxamp.graph_text import Entry, RuleRef
 from fxamp.graph_text.model import Source
@@ -131,3 +132,10 @@ class NonFinite:
             ("gradients", ", ".join(self.gradients)),
             ("try", self.advice.replace("\n", "\n" + " " * 13)),
         ]
+
+
+class Account(Protocol):
+    """Who reads what the runs of one graph measured."""
+
+    def found(self) -> tuple[NonFinite, ...]:
+        """Return what was not finite so far; waits for the device."""

@@ -1,5 +1,6 @@
 """Option "nonfinite": the first op whose result is not finite is named, under each lowering; what is meant is not."""
 
+import gc
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
+import fxamp.reports.list_graph as list_graph
 from fxamp.errors import NonFiniteError
 from fxamp.policy import Policy
 from fxamp.reports.nonfinite import NonFinite
@@ -288,3 +290,22 @@ def test_a_backward_that_nothing_measures_is_refused_with_and_without_a_policy(p
         ),
     ):
         model(x)
+
+
+def test_a_scaler_forgets_graphs_that_are_gone() -> None:
+    scaler = fxamp.GradScaler("cpu", init_scale=2.0**20)
+    model = compiled(lambda h: h.float().sum(), "eager", scaler=scaler)
+    scaler.scale(model(torch.ones(2, 4))).backward()
+    assert len(scaler.graphs.monitors) == len(scaler.overflows) == 1
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    compiled(lambda h: h.sum(), "eager")(torch.ones(2, 4))  # reports drop the records of models that are gone
+    assert not scaler.graphs.monitors and not scaler.overflows
+
+
+def test_a_graph_is_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed, entry = [], list_graph._entry
+    monkeypatch.setattr(list_graph, "_entry", lambda node, inner: listed.append(node.name) or entry(node, inner))
+    compiled(lambda h: torch.exp(h).sum(), "eager")(torch.ones(2, 4))
+    assert listed.count("exp") == listed.count("linear") == 1

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fxamp.errors import OptionError
 from fxamp.optim.gradients import GradientGroup, Gradients
 from fxamp.optim.identity import Identities
-from fxamp.reports.nonfinite import NonFinite
+from fxamp.reports.nonfinite import Account
 from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
@@ -72,13 +72,13 @@ class GraphFlags:
     Attributes:
         attached: whether compiled backwards scale, unscale and check.
         scaled_losses: whether the scaler has multiplied a loss itself since the last update.
-        accounts: weak references to what reads the values of graphs that were not finite, with option "nonfinite".
+        monitors: those of living graphs with option "nonfinite", by id.
     """
 
     def __init__(self, scaled_losses: bool = False) -> None:
         self.attached = False
         self.scaled_losses = scaled_losses
-        self.accounts: list[weakref.WeakMethod[Callable[[], tuple[NonFinite, ...]]]] = []
+        self.monitors: weakref.WeakValueDictionary[int, Account] = weakref.WeakValueDictionary()
         self._backwards: dict[tuple[int, ...], _Backward] = {}
         self._checked = Identities()
         self._squares: dict[int, tuple[int, Tensor]] = {}

@@ -344,8 +344,7 @@ class GradScaler(torch.amp.GradScaler):
 
         Empty without option "nonfinite". See :attr:`fxamp.reports.Report.nonfinite`, which has these too.
         """
-        readers = [reader for reference in self.graphs.accounts if (reader := reference()) is not None]
-        return tuple(found for reader in readers for found in reader() if found.scaled)
+        return tuple(found for monitor in [*self.graphs.monitors.values()] for found in monitor.found() if found.scaled)
 
     @untraced
     def name_parameters(self, model: nn.Module, prefix: str = "") -> None:
