@@ -13,6 +13,8 @@ import inspect
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
@@ -134,16 +136,17 @@ def lacks_state(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) 
     stays uninitialised, and later steps use it as momentum. So the host must decide on a skip before such a step is
     called. An SGD group with ``momentum`` 0 keeps no state.
     """
-    groups = [group for group in optimizer.param_groups if group.get("momentum") != 0]
-    if not groups:
+    stateless = [group for group in optimizer.param_groups if group.get("momentum") == 0]
+    if len(stateless) == len(optimizer.param_groups):
         return False
-    stateful = {id(p) for group in groups for p in group["params"]}
-    return any(
-        id(parameter) in stateful and not _has_values(optimizer.state.get(parameter)) for parameter in parameters
-    )
+    without = {id(parameter) for group in stateless for parameter in group["params"]}
+    kept = [parameter for parameter in parameters if id(parameter) not in without] if without else parameters
+    return not all(map(_has_values, map(optimizer.state.get, kept)))
 
 
 def _has_values(state: Any) -> bool:
     # Older versions of torch saved {"momentum_buffer": None} for SGD without momentum.
-    values = state.values() if isinstance(state, dict) else [state]
-    return any(value is not None for value in values)
+    return any(map(_is_some, state.values() if isinstance(state, dict) else [state]))
+
+
+_is_some = partial(is_not, None)  # in C: it is called for each parameter in each step
