@@ -1,5 +1,7 @@
 """The order of all passes. Each pass states in ``requires`` what it needs from earlier passes."""
 
+from typing import Protocol
+
 from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.base import CastContext, Context, PassSequence
@@ -56,21 +58,24 @@ BACKWARD: PassSequence[CastContext] = PassSequence(
 )
 
 
+class StepFlags(Protocol):
+    """What a graph does besides the step; :class:`fxamp.optim.StepOptions` has these."""
+
+    @property
+    def scaled(self) -> bool: ...
+    @property
+    def clipped(self) -> bool: ...
+    @property
+    def guarded(self) -> bool: ...
+
+
 def step(
-    *,
-    lifted: bool,
-    scaled: bool,
-    clipped: bool,
-    guarded: bool,
-    for_inductor: bool,
-    flat: bool = False,
-    packed: PackState | None = None,
+    flags: StepFlags, *, lifted: bool, for_inductor: bool, flat: bool = False, packed: PackState | None = None
 ) -> PassSequence[Context]:
     """Return the passes for an optimizer's step.
 
     ``flat``: the step of one parameter; the graph must not name its size. ``packed``: how its state is stored.
-    ``lifted``: its floats become one tensor. ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is
-    given. ``guarded``: a flag can skip the step. ``for_inductor``: Inductor compiles it.
+    ``lifted``: its floats become one tensor. ``for_inductor``: Inductor compiles it.
     """
     return PassSequence(
         "step",
@@ -79,9 +84,9 @@ def step(
             *([SpreadFills()] if flat else []),
             *([LiftScalars()] if lifted else []),
             ShareEqual(),
-            *([FoldUnscale(scaled, clipped)] if scaled or clipped else []),
+            *([FoldUnscale(flags.scaled, flags.clipped)] if flags.scaled or flags.clipped else []),
             *([packed] if packed else []),
-            *([GuardUpdates()] if guarded else []),
+            *([GuardUpdates()] if flags.guarded else []),
             *([RealizeScalars()] if for_inductor else []),
         ),
     )

@@ -13,11 +13,12 @@ from torch._inductor import config as inductor_config
 from torch._inductor.utils import run_and_get_code
 
 from fxamp.capture import Captured
-from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step, must_lift, step_passes
+from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout, read_layout
 from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
 from fxamp.optim.tracing.trace import Traced, trace_step
 from fxamp.passes.base import Context
+from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.guard_updates import updates
 from fxamp.pipeline import run_passes
@@ -45,11 +46,8 @@ def test_the_step_reads_16_and_writes_12_bytes_a_parameter_with_unscaling_and_cl
     """In the graph: inputs that are used, mutations. 0-dim counters and factors are not worth counting."""
     traced, _, _ = prepared()
     lift = must_lift(traced.module, BOTH)
-    run_passes(
-        Captured(traced.module, traced.mode),
-        Context(traced.mode),
-        step_passes(BOTH, lift),
-    )
+    passes = step(BOTH, lifted=lift, for_inductor=True)
+    run_passes(Captured(traced.module, traced.mode), Context(traced.mode), passes)
     inputs = [n for n in traced.module.graph.find_nodes(op="placeholder") if n.users and _big(n.meta["val"])]
     written = [n for n in updates(traced.module) if _big(n.meta["val"])]
     elements = COUNT * SHAPE[0] * SHAPE[1]

@@ -37,10 +37,10 @@ from fxamp.optim.programs.lowering import (
     decompositions,
     generates,
     must_lift,
-    step_passes,
 )
 from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
+from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
@@ -188,7 +188,8 @@ def lower_kinds(
     lift = must_lift(gm, options)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     kernel = options.lowering == "inductor" and generates(device)
-    passes = step_passes(options, lift, kind=True, for_kernel=kernel, packed=uses[0].packed)
+    inductor = options.lowering == "inductor" and not kernel
+    passes = step(options, lifted=lift, for_inductor=inductor, flat=True, packed=uses[0].packed)
     run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
     stages = stages_by_environment()

@@ -13,12 +13,11 @@ from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.lowering_names import mode_settings
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
-from fxamp.passes.base import Context, PassSequence
+from fxamp.passes.base import Context
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import reads_on_host
-from fxamp.passes.step.pack_state import PackState
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.cache_key import keyed, source_digest
 from fxamp.reports.dumps import stages_by_environment
@@ -88,7 +87,8 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     """Rewrite the graph and compile it; ``places``: see :class:`WholeStep`."""
     gm = traced.module
     lift = must_lift(gm, options)
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), step_passes(options, lift))
+    passes = step(options, lifted=lift, for_inductor=options.lowering == "inductor")
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     device = next(iter(gm.graph.nodes)).meta["val"].device
@@ -99,21 +99,6 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return WholeStep(compiled, traced, tuple(places), numbers, source)
-
-
-def step_passes(
-    options: StepOptions, lift: bool, kind: bool = False, for_kernel: bool = False, packed: PackState | None = None
-) -> PassSequence[Context]:
-    """Return the passes for a step's graph. ``kind``: of one flat parameter; ``for_kernel``: to generate a kernel."""
-    return step(
-        flat=kind,
-        packed=packed,
-        lifted=lift,
-        scaled=options.scaled,
-        clipped=options.clipped,
-        guarded=options.guarded,
-        for_inductor=options.lowering == "inductor" and not for_kernel,
-    )
 
 
 def must_lift(gm: GraphModule, options: StepOptions) -> bool:
