@@ -88,7 +88,9 @@ def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
         warned |= dict.fromkeys(graph.warnings)
         accepted = {"", "cpu", old.policy.device, new.policy.device}
         if graph.device not in accepted:
-            raise PolicyError(f"{file} runs on {graph.device!r}, for which neither policy is; accepted: one that is")
+            raise PolicyError(
+                f"{file} runs on {graph.device!r}, and neither policy is for it; accepted: a policy for it"
+            )
         with quiet(), in_one_line(f"{file}: {graph.name} cannot be rewritten"):
             effect = _effect(file, graph, old, new)
         yield effect

@@ -33,7 +33,7 @@ def parser(prog: str) -> Parser:
         "--region",
         type=one_of(*REGIONS),
         default="forward",
-        help="forward (default), backward, kept (how its result waits for the backward), loss (in chunks), results",
+        help="forward (default), backward, kept (how its result is saved for the backward), loss (in chunks), results",
     )
     add("--arg", metavar="A", dest="args", action="append", default=[], help="dim=-1, self.size=4096; repeatable")
     add("--reduces", metavar="N", type=natural, help="how many elements go into one result of a reduction")

@@ -39,7 +39,7 @@ _WIDTH = 120
 
 def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
-    parser = Parser(prog, "List the shipped policies: where each runs, what it costs by the count, and what it does.")
+    parser = Parser(prog, "List the shipped policies: where each runs, its counted cost, and what it does.")
     parser.add_argument("--device", metavar="D", type=one_of(*DEVICES), help="only the policies of this device")
     return parser
 

@@ -11,7 +11,7 @@ PROG = "fxamp-policy show"
 
 def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
-    parser = Parser(prog, "Print a policy with all that it extends, and with the rules that hold here alone.")
+    parser = Parser(prog, "Print a policy merged with the files that it extends, with only the rules that apply here.")
     parser.add_argument("policy", metavar="P", help="a path to a .toml file, or a built-in name")
     add_machine(parser)
     return parser
@@ -20,7 +20,7 @@ def parser(prog: str) -> Parser:
 def run(options: Namespace) -> None:
     """Print the policy."""
     policy = resolved(PROG, options.policy, options)
-    head = f"# {policy.name}, with all that it extends, and with the rules that hold here alone"
+    head = f"# {policy.name}, merged with the files that it extends, with only the rules that apply here"
     write_text(f"{head}\n{policy.dumps(origins=True)}")
 
 

@@ -36,7 +36,7 @@ FILE_KEYS = {
     "unlisted": Key(STRING, "What ops do that no rule covers.", ACCEPTED_VALUES["unlisted"]),
     "outputs": Key(STRING, "The dtypes of a compiled graph's outputs.", ACCEPTED_VALUES["outputs"]),
     "loss_scale": Key(TABLE, "Arguments of fxamp.GradScaler."),
-    "optimizer": Key(TABLE, "In which precision a compiled optimizer keeps state and weights, and when it steps."),
+    "optimizer": Key(TABLE, "The precision of a compiled optimizer's state and weights, and when it steps."),
     "rule": Key(TABLES_IN_LIST, "The last rule whose conditions all hold decides a call."),
 }
 
@@ -63,7 +63,7 @@ TABLES = {
         "enabled": _ENABLED,
     },
     "optimizer": {
-        "state": Key(FORMS, "In what state is kept: for all, or by its name, with '*' for the others."),
+        "state": Key(FORMS, "The form of the state: one for all, or by its name, with '*' for the others."),
         "rounding": Key(STRING, "How state, and bfloat16 parameters, are rounded as they are written.", ROUNDING),
         "weights": Key(STRING, "kahan keeps beside each 16-bit parameter what its rounding has lost.", WEIGHTS),
         "in_backward": Key(SWITCH, "Whether compiled backwards step each parameter as soon as its gradient is made."),

@@ -17,7 +17,7 @@ Chunks = int | str
 """The rows of a chunk, or "auto"."""
 
 GRADIENTS = ("forward", "backward")
-"""Who makes a chunk's gradients. The forward keeps them; the backward computes the logits again."""
+"""What computes a chunk's gradients: the forward, which stores them, or the backward, which recomputes the logits."""
 
 
 def chunks_of(value: object) -> Chunks:

@@ -149,7 +149,7 @@ def test_text_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("file", "message"),
-    [("none.py", "none.py does not exist"), ("cut.py", "cut.py"), ("cuda.py", "cuda.py runs on 'cuda', for which ")],
+    [("none.py", "none.py does not exist"), ("cut.py", "cut.py"), ("cuda.py", "cuda.py runs on 'cuda', and neither ")],
 )
 def test_mistakes(file: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed_by_dynamo()

@@ -41,7 +41,7 @@ def parser(prog: str) -> Parser:
         action="append",
         default=[],
         metavar="P",
-        help="a contender more: fxamp under this policy, a name or a file; may be repeated",
+        help="adds fxamp under this policy, a name or a file; may be repeated",
     )
     add(
         "--policy-optimizer",

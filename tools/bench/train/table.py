@@ -59,8 +59,8 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     notes = [_about_time(comparison), *busy(comparison)]
     if how:
         notes.append(
-            f"Memory: tensors, by {', '.join(sorted(how))}; the step's: what it needs at once beside what lasts "
-            "(parameters, optimizer state, batches), gradients included; kept: by the forward for the backward."
+            f"Memory: tensors, by {', '.join(sorted(how))}; the step's: its peak beside parameters, optimizer "
+            "state and batches, gradients included; kept: saved by the forward for the backward."
         )
     if any(contender.gradient_error is not None for contender in comparison.contenders):
         notes.append("Gradient error: of the first batch at the first weights, against the same model in float64.")
