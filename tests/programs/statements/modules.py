@@ -70,12 +70,12 @@ def _module(d: Draft, size: int) -> tuple[str, str, int]:
 
 def _tied(d: Draft, weight: str) -> str:
     own = d.lowered(weight)
-    return f"F.linear(F.linear({{x}}, {own}).tanh(), {own})"
+    return f"F.linear(F.linear({d.lowered('{x}')}, {own}).tanh(), {own})"
 
 
 def _layer(d: Draft, weight: str, bias: str, hooks: bool) -> str:
     operands = ", ".join([d.lowered(weight), *([d.lowered(bias)] if bias != "None" else [])])
-    return f"F.linear({{x}} * 2, {operands}) * 0.5" if hooks else f"F.linear({{x}}, {operands})"
+    return f"F.linear({{x}} * 2, {operands}) * 0.5" if hooks else f"F.linear({d.lowered('{x}')}, {operands})"
 
 
 @statement()
