@@ -1,16 +1,12 @@
-"""fxamp-bench host: what it prints, what its page says, and a budget of calls for each of its rows."""
+"""fxamp-bench host: what it prints, and a budget of calls for each of its rows."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 from fxamp.tools.bench import command as bench
-from fxamp.tools.bench.host.command import OPTIMIZER, SIZES
 from fxamp.tools.bench.host.steps import KINDS, Row, calls, start
-
-README = Path(__file__).parents[3] / "tools/bench/README.md"
 
 #: Kind -> calls of a step over those of torch's, with 8 parameters (the optimizer: with 40), and calls that each
 #: further parameter adds, beyond what it adds to torch's.
@@ -47,11 +43,3 @@ def test_a_row_is_measured_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert (row["step"], row["parameters"], len(row["us"])) == ("compiled optimizer", 6, 2)
     assert all(found[who] > 0 for found in row["us"] for who in ("torch", "fxamp"))
     assert row["calls"]["torch"] > 0 < row["calls"]["fxamp"]
-
-
-def test_the_page_has_a_line_for_each_row() -> None:
-    lines = README.read_text(encoding="utf-8").splitlines()
-    for kind in KINDS:
-        for parameters in (OPTIMIZER,) if kind == "compiled optimizer" else SIZES:
-            (line,) = (line for line in lines if line.startswith(f"| {kind} | {parameters} |"))
-            assert len(line.split("|")) == 10
