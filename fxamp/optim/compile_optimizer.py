@@ -86,7 +86,8 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             compiled.backward_step.close()
         arguments = closure is not None or bool(args or kwargs)
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        options = compiled.own._replace(scaled=scale is not None, guarded=found_inf is not None)
+        own = compiled.own
+        options = StepOptions(scale is not None, own.clipped, found_inf is not None, own.lowering)
         bound = compiled.prepare(options, arguments) if _has_gradients(self) else None
         if bound is None:
             unpack_state(self)

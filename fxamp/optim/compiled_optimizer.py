@@ -133,7 +133,7 @@ class CompiledOptimizer:
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
             with torch.no_grad():  # tensors look different in the other mode
-                return self._prepare(optimizer, options._replace(precision=self.precision))
+                return self._prepare(optimizer, self._in_precision(options))
         except MakesStateError as error:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
         except NotCompilableError as error:
@@ -142,7 +142,10 @@ class CompiledOptimizer:
 
     def has_run(self, options: StepOptions) -> bool:
         """Whether the optimizer has taken such a compiled step, so that the next one likely is."""
-        return options._replace(precision=self.precision) in self._last
+        return self._in_precision(options) in self._last
+
+    def _in_precision(self, options: StepOptions) -> StepOptions:
+        return options if self.precision is None else options._replace(precision=self.precision)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
         now = Snapshot(optimizer)
