@@ -36,7 +36,7 @@ _DETACHING = frozenset({aten.detach.default, aten.detach_.default})
 
 @dataclass(frozen=True)
 class AutogradInfo:
-    """Whether a value needs a gradient, and whether it is such a float32 leaf, whose casts autocast caches."""
+    """Whether a value needs a gradient, and whether autocast caches its casts: a float32 leaf that is no view."""
 
     needs_grad: bool
     leaf: bool
@@ -53,7 +53,7 @@ def before_cast(operand: Any) -> Any:
 def _origin(value: torch.Tensor | None) -> AutogradInfo:
     if value is None or not value.requires_grad:
         return AutogradInfo(False, False)
-    return AutogradInfo(True, value.is_leaf and value.dtype is torch.float32)
+    return AutogradInfo(True, value.is_leaf and not value._is_view() and value.dtype is torch.float32)
 
 
 def _given(node: Node) -> Node | None:

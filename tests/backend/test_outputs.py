@@ -242,3 +242,20 @@ def test_a_copy_whose_sizes_depend_on_values_leaves_beside_its_source(lowering: 
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         assert_like_autocast(program, leaf(6, 8), leaf(4, 8), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_input_that_is_a_view_is_cast_for_each_use(lowering: str) -> None:
+    """As by autocast, whose cache holds no views: gradients meet in float32."""
+    x = torch.randn(4, 4, 4, 2, generator=torch.Generator().manual_seed(0)).permute(3, 2, 1, 0).requires_grad_()
+    gradients = []
+    for fxamp_compiles in (False, True):
+        program = compile_with(_attention, lowering) if fxamp_compiles else _attention
+        with torch.autocast("cpu", torch.bfloat16, enabled=not fxamp_compiles):
+            result = program(x)
+        gradients += torch.autograd.grad(result.float().square().sum(), x)
+    assert torch.equal(*gradients)
+
+
+def _attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
