@@ -129,7 +129,7 @@ def participants_of(
     members = [] if policy is None else _of_policy(policy, options, gm, ended)
     if options.nonfinite is not None:
         monitor = Monitor(options.nonfinite, options.scaler is not None)
-        members.append(Watching(monitor, options.lowering))
+        members.append(Watching(monitor, options.lowering, bool(ended)))
         if options.scaler is not None:
             options.scaler.graphs.monitors[id(monitor)] = monitor
     for member in members:

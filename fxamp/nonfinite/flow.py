@@ -69,7 +69,8 @@ class Flow:
 
     ``inputs`` are the names of a forward's inputs, as the model calls its parameters. ``owners``: the positions of
     results of a backward, each with the number of the input whose gradient it is. ``functions``: by the names of
-    Functions' nodes the flows of their backwards that are measured by themselves.
+    Functions' nodes the flows of their backwards that are measured by themselves. ``returned``: for each result of the
+    graph its position, None if it is not floating.
     """
 
     values: tuple[Value, ...]
@@ -78,11 +79,17 @@ class Flow:
     inputs: tuple[str, ...] = ()
     owners: tuple[tuple[int, int], ...] = ()
     functions: Mapping[str, "Flow"] = field(default_factory=dict)
+    returned: tuple[int | None, ...] = ()
 
     @property
     def numbers(self) -> int:
         """How many values are measured."""
         return sum(value.number is not None for value in self.values)
+
+    def of_gradients(self, with_gradient: Sequence[bool]) -> "Flow":
+        """Return the flow in which results without gradient are no results, if others have one, by result."""
+        kept = [at for at, has in zip(self.returned, with_gradient, strict=False) if has and at is not None]
+        return replace(self, results=tuple(dict.fromkeys(kept))) if kept else self
 
     def position(self, name: str) -> int | None:
         """Return the position of the value of the node called ``name``."""
@@ -105,11 +112,12 @@ def flow_of(gm: GraphModule, listing: Listing, kinds: Sequence[Kind] = ()) -> Fl
     names = {name: at for at, name in enumerate(graph_output(gm.graph).meta[MEASURED])}
     reader = _Reader(names)
     returned = reader.read(gm, listing, "", kinds or _kinds(gm), ())
-    results = tuple(dict.fromkeys(at for at in returned if at is not None and reader.values[at].limit))
+    floating = tuple(None if at is None or not reader.values[at].limit else at for at in returned)
+    results = tuple(dict.fromkeys(at for at in floating if at is not None))
     inputs = tuple(_input_name(node) for node in gm.graph.find_nodes(op="placeholder"))
     known = zip(returned, _owners(gm), strict=True)
     owners = tuple((at, owner) for at, owner in known if at is not None and owner is not None)
-    return Flow(tuple(reader.values), results, listing, inputs, owners, reader.functions)
+    return Flow(tuple(reader.values), results, listing, inputs, owners, reader.functions, floating)
 
 
 def _input_name(node: Node) -> str:

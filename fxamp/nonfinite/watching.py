@@ -1,7 +1,7 @@
 """Take part in graphs whose values are measured: take the numbers off their results and hand them to the monitor."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,15 @@ from fxamp.reports.warnings import Example, warn_once
 
 @dataclass(frozen=True)
 class Watching(Participant):
-    """Watches one graph for values that are not finite."""
+    """Watches one graph for values that are not finite.
+
+    ``ended``: a graph break ends it. What it returns without gradient beside results with one, such as targets, is then
+    only what another graph or the program makes of it; a graph that it spoils names it as an input.
+    """
 
     monitor: Monitor
     lowering: str
+    ended: bool = False
 
     @property
     def key(self) -> object:
@@ -70,10 +75,19 @@ class Watching(Participant):
         def call(*args: Any) -> Any:
             self.monitor.begin()
             *results, numbers = run(*args)
-            self._take(flow, numbers)
+            self._take(self._judged(results), numbers)
             return tuple(results)
 
         return call
+
+    def _judged(self, results: Sequence[Any]) -> Flow:
+        """Return the flow by which a run is judged, which is known after the first one."""
+        flow = self.monitor.forward
+        assert flow is not None, "what is measured is known"
+        if self.ended and flow.returned:
+            flow = flow.of_gradients([isinstance(value, Tensor) and value.requires_grad for value in results])
+            flow = self.monitor.forward = replace(flow, returned=())
+        return flow
 
     def _watched(self, compiled: Boxed, flow: Flow) -> Boxed:
         def run(args: list[Any]) -> list[Any]:

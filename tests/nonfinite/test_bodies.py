@@ -96,6 +96,27 @@ def test_batches_of_other_sizes_and_parts_between_breaks_are_measured(lowering: 
     assert made.op == "aten::exp.default" and made.source is not None and "torch.exp(h)" in made.source.code
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_targets_that_a_break_parts_from_their_where_are_no_alarm(lowering: str) -> None:
+    """What has no gradient beside what has one is judged where it is read; alone it is judged as it is."""
+
+    def masked(h: Tensor, read: bool = False) -> Tensor:
+        targets, h = (h.detach() - 2).sqrt(), h * 1
+        torch._dynamo.graph_break()
+        return ((h if read else torch.where(targets.isnan(), 0, h)) * (targets if read else targets.nan_to_num())).sum()
+
+    assert trained(masked, lowering, 1.0) == []
+    found = trained(lambda h: masked(h, read=True), lowering, 1.0)
+    assert [one.kind for one in found if one.region == "forward"] == ["input"]
+
+    def broken(h: Tensor) -> Tensor:
+        h = (h - 2).sqrt()
+        torch._dynamo.graph_break()
+        return h.sum()
+
+    assert [found.op for found in trained(broken, lowering, 1.0) if found.kind == "op"] == ["aten::sqrt.default"]
+
+
 class Grown(torch.autograd.Function):
     """Overflows in its forward, where numbers are large, or in its backward, where they are negative."""
 
