@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -305,7 +305,8 @@ def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: boo
     module, call = built.module, built.flat(built.module)
     evaluates = call if setting.ambient else None
     call = call if setting.own else _under_autocast(call, program, cached)
-    outcome = _observe(Run(call, module, built.inputs, _scaler(setting), evaluates=evaluates), setting)
+    with nullcontext() if setting.ambient else patch.object(torch.autograd, "grad", _gradients_outside_of_autocast):
+        outcome = _observe(Run(call, module, built.inputs, _scaler(setting), evaluates=evaluates), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
         scaled = [
             g
@@ -315,6 +316,14 @@ def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: boo
         for gradient in scaled:
             gradient /= _SCALE
     return outcome
+
+
+def _gradients_outside_of_autocast(
+    *args: Any, autograd_grad: Callable[..., Any] = torch.autograd.grad, **named: Any
+) -> Any:
+    """``torch.autograd.grad`` as torch recommends it: autocast would cast the backward of what ran in float32 too."""
+    with torch.autocast("cpu", enabled=False):
+        return autograd_grad(*args, **named)
 
 
 def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Outcome:

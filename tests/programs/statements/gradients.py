@@ -48,10 +48,11 @@ _LOSSES = ("{}.float().sum()", "{}.float().square().mean()", "{}.float().tanh().
 def gradient(d: Draft) -> None:
     """Of a leaf, or of any value where Dynamo traces it; else it breaks the graph.
 
-    AOTAutograd's graphs have no second derivative, but of what is inside of one.
+    AOTAutograd's graphs have no second derivative, but of what is inside of one. Where it breaks the graph, an ambient
+    autocast would cast the eager backward of what ran in float32, but no compiled one.
     """
     traced = d.setting.traced
-    if d.setting.scaled or not d.place.grad or d.place.body:
+    if d.setting.scaled or not d.place.grad or d.place.body or (d.setting.ambient and not traced):
         raise Unfit
     leaf = d.value(lambda v: v.requires_grad and (traced or not _is_made(v)))
     loss = d.let(d.pick(_LOSSES).format(d.value(_is_made)))
