@@ -21,6 +21,7 @@ class OnSecond(Tensor):
     """Memory of the CPU that says it is on the second GPU."""
 
     device = SECOND  # type: ignore[assignment]
+    is_cpu = False
 
 
 @pytest.fixture
