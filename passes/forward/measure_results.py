@@ -134,9 +134,14 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
 
 
 def _measured_bodies(node: Node) -> list[Body]:
-    """Return the bodies whose values are measured inside: of a checkpoint, a cond, or the forward of a Function."""
+    """Return the bodies whose values are measured inside: of a checkpoint, a cond, or the forward of a Function.
+
+    A Function that writes to an input may return nothing else: autograd requires it of one that is a view.
+    """
     function = autograd_function(node)
     if function is not None:
+        if node.kwargs.get("dirty_idx"):
+            return []
         results: Any = graph_output(function.forward.module.graph).args[0]
         return [function.forward] if isinstance(results[0], (tuple, list)) else []
     return bodies(node) if node.target in (*_CHECKPOINTS, _COND) else []
