@@ -171,21 +171,23 @@ class _Run(Interpreter):
 @contextmanager
 def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[list[Watched]]:
     """Collect the graphs that are watched inside, in the order of their first runs; forwards or backwards."""
-    made: dict[Flow, tuple[GraphModule, list[Node], list[Node]]] = {}
-    ran: dict[Flow, Watched] = {}
+    made: dict[int, tuple[Flow, GraphModule, list[Node], list[Node]]] = {}  # by values: a run may judge fewer results
+    ran: dict[int, Watched] = {}
     flow_of, take = watching.flow_of, watching.Watching._take
 
     def noting(gm: GraphModule, *args: Any) -> Flow:
         flow = flow_of(gm, *args)
-        made[flow] = gm, _ops(gm, flow), _data(gm, flow)
+        made[id(flow.values)] = flow, gm, _ops(gm, flow), _data(gm, flow)
         gm.register_forward_pre_hook(lambda _, inputs: inputs_of.__setitem__(gm, _copies(inputs)))
         return flow
 
     def taking(self: Any, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
-        gm, ops, data = made.get(flow, (None, list[Node](), list[Node]()))  # none of a backward that is no graph
-        if gm is not None and backward is not forward and flow not in ran and gm in inputs_of:
-            ran[flow] = Watched(gm, flow, list(inputs_of[gm]), ops, data)
-            graphs.append(ran[flow])
+        key = id(flow.values)
+        if key in made and backward is not forward and key not in ran:  # a backward that is no graph is not in it
+            _, gm, ops, data = made[key]
+            if gm in inputs_of:
+                ran[key] = Watched(gm, flow, list(inputs_of[gm]), ops, data)
+                graphs.append(ran[key])
         take(self, flow, numbers, backward)
 
     inputs_of: dict[GraphModule, Sequence[Any]] = {}
