@@ -9,11 +9,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.aten_trace import trace_aten
 from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
 from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call, require_separate_results
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.leaked_tensors import require_own_tensors
-from fxamp.capture.lower import lower
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
 from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
@@ -46,21 +46,21 @@ class Captured:
 
 
 def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
-    """Lower ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
+    """Trace ``gm`` (torch functions, methods, higher-order ops) for ``inputs``, real or fake, in placeholder order.
 
-    The bodies of checkpoints, conds, custom autograd.Functions and hooks are lowered too; those of other higher-order
+    The bodies of checkpoints, conds, custom autograd.Functions and hooks are traced too; those of other higher-order
     ops are not changed. Nothing runs on real tensors; ``gm`` is not changed. Raises CaptureError if the graph would
     hold a tensor of the capture.
     """
     fakes, mode = fake_inputs(inputs)
     # Saved-tensor hooks of the program (a checkpoint, an offloader) must not pack what tracing saves.
     with without_saved_tensors_hooks():
-        lowered = _lower_tree(gm, fakes, mode)
-    require_own_tensors(lowered, gm)
-    output = graph_output(lowered.graph)
+        traced = _trace_tree(gm, fakes, mode)
+    require_own_tensors(traced, gm)
+    output = graph_output(traced.graph)
     values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]
     output.meta[OUTPUT_DTYPES] = [None if value is None else value.dtype for value in values]
-    return Captured(lowered, mode)
+    return Captured(traced, mode)
 
 
 def is_verbatim(node: Node) -> bool:
@@ -68,22 +68,22 @@ def is_verbatim(node: Node) -> bool:
     return VERBATIM in node.meta and not inner_graphs(node)
 
 
-def _lower_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
-    lowered = lower(gm, fakes, mode)
-    for node in list(lowered.graph.nodes):
+def _trace_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    traced = trace_aten(gm, fakes, mode)
+    for node in list(traced.graph.nodes):
         hook = gradient_hook(node)
         for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
-                body.replace(_lower_body(body.module, _values(body.operands, mode), mode))
+                body.replace(_trace_body(body.module, _values(body.operands, mode), mode))
         function = autograd_function(node)
         if function is not None:
-            _lower_function(node, function, mode)
-    return lowered
+            _trace_function(node, function, mode)
+    return traced
 
 
-def _lower_body(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
-    """As :func:`_lower_tree`. A call makes each constant: AOTAutograd takes none in branches."""
-    body = _lower_tree(gm, fakes, mode)
+def _trace_body(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    """As :func:`_trace_tree`. A call makes each constant: AOTAutograd takes none in branches."""
+    body = _trace_tree(gm, fakes, mode)
     copies = body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default)
     for node in copies:
         source = node.args[0]
@@ -99,15 +99,15 @@ def _lower_body(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
     return body
 
 
-def _lower_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
+def _trace_function(node: Node, function: AutogradFunction, mode: FakeTensorMode) -> None:
     require_separate_results(function.forward.module)
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(*inner_graphs(node))
-    forward = _lower_body(function.forward.module, _values(function.forward.operands, mode), mode)
+    forward = _trace_body(function.forward.module, _values(function.forward.operands, mode), mode)
     function.forward.replace(forward)
     results: Any = graph_output(forward.graph).args[0]
     outputs, saved = results
     incoming = [*pytree.tree_leaves(outputs), *saved]
-    function.backward.replace(_lower_body(function.backward.module, _values(incoming, mode), mode))
+    function.backward.replace(_trace_body(function.backward.module, _values(incoming, mode), mode))
 
 
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:

@@ -123,7 +123,7 @@ def test_rewrite_keeps_a_hook() -> None:
 def test_a_hook_on_a_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the hook on a cast of the value, uses before would not see it."""
     for module in (
-        "capture.lower",
+        "capture.aten_trace",
         "capture",
         "passes.forward.insert_casts",
         "passes.forward.annotate_rules",

@@ -104,9 +104,9 @@ def test_sizes_as_tensors_may_be_dynamic(lowering: str) -> None:
 
 def test_no_tensor_of_the_capture_stays_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule for results, the capture's own FakeTensor would become a constant."""
-    module: Any = import_module("fxamp.capture.lower")
+    module: Any = import_module("fxamp.capture.aten_trace")
     monkeypatch.setattr(module, "follows_input", lambda node: False)
-    monkeypatch.setattr(module._Lowering, "_traced", lambda self, n: Interpreter.run_node(self, n))
+    monkeypatch.setattr(module._AtenTrace, "_traced", lambda self, n: Interpreter.run_node(self, n))
     with pytest.raises(CaptureError, match="reads a tensor that fxamp could not follow"):
         _outcome(_straight_through, "aot_eager")
 

@@ -68,13 +68,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def test_a_conversion_from_a_cache_that_belongs_to_another_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    lower: Any = import_module("fxamp.capture.lower")
+    aten_trace: Any = import_module("fxamp.capture.aten_trace")
     cached: dict[Any, Tensor] = {}
 
     def conversion(method: str, args: Any, kwargs: Any) -> Tensor | None:
         return cached.setdefault(args[0].fake_mode, args[0].to(torch.float64)) if method == "to" else None
 
-    monkeypatch.setattr(lower, "conversion", conversion)
+    monkeypatch.setattr(aten_trace, "conversion", conversion)
     with pytest.raises(CaptureError, match="another value than the program reads"):
         fxamp.rewrite(product, (torch.ones(2), torch.ones(2)), policy="cpu-bfloat16")
 

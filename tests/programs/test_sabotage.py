@@ -33,10 +33,10 @@ from fxamp.passes.shared.cast_writer import CastWriter
 from fxamp.passes.step.pack_state import COUNT
 from fxamp.pipeline.layouts import TracedLayouts
 
-capture, lower, wrappers, writer, run, linear_cross_entropy = (
+capture, aten_trace, wrappers, writer, run, linear_cross_entropy = (
     import_module(f"fxamp.{name}")
     for name in (
-        "capture.dynamo", "capture.lower", "graph.wrappers", "graph.writer", "pipeline.run",
+        "capture.dynamo", "capture.aten_trace", "graph.wrappers", "graph.writer", "pipeline.run",
         "kernels.linear_cross_entropy",
     )
 )  # fmt: skip
@@ -111,12 +111,12 @@ def forget_the_training(patch: pytest.MonkeyPatch) -> None:
 def hide_data(patch: pytest.MonkeyPatch) -> None:
     """``.data`` is traced as it runs: no op of the graph."""
     patch.setattr(wrappers, "is_data", lambda node: False)
-    patch.setattr(lower._Lowering, "_traced", lambda self, node: Interpreter.run_node(self, node))
+    patch.setattr(aten_trace._AtenTrace, "_traced", lambda self, node: Interpreter.run_node(self, node))
 
 
 def lose_sizes(patch: pytest.MonkeyPatch) -> None:
     """A size that depends on values has a new name for everyone who traces it."""
-    patch.setattr(lower, "rebind_sizes", lambda *args: None)
+    patch.setattr(aten_trace, "rebind_sizes", lambda *args: None)
     patch.setattr(writer, "rebind_sizes", lambda *args: None)
     patch.setattr(run, "dropped_sizes", lambda *args: nullcontext())
 
@@ -176,7 +176,7 @@ def forget_the_steps(patch: pytest.MonkeyPatch) -> None:
 
 def hook_a_cast(patch: pytest.MonkeyPatch) -> None:
     """A hook on a gradient is on a cast of its value, in the dtype that it was captured in."""
-    for module in (aliases, annotate_rules, capture_bodies, higher_order, insert_casts, lower):
+    for module in (aliases, annotate_rules, capture_bodies, higher_order, insert_casts, aten_trace):
         patch.setattr(module, "gradient_hook", lambda node: None)
 
 

@@ -41,7 +41,7 @@ class ScaleBounds:
 
 
 @dataclass(frozen=True)
-class SkipChoice:
+class SkipSettings:
     """``skip``: "host" or "device". ``lowering``, ``mode``: of compiled steps; see :class:`fxamp.GradScaler`."""
 
     skip: str

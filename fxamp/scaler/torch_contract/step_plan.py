@@ -24,7 +24,7 @@ from torch.amp.grad_scaler import OptState
 from fxamp.optim import BoundStep, CompiledOptimizer, StepOptions, has_pre_hooks
 from fxamp.optim.gradients import Gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
-from fxamp.scaler.torch_contract.settings import SkipChoice
+from fxamp.scaler.torch_contract.settings import SkipSettings
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,19 @@ class StepPlan:
     first: bool = False
 
 
-def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
+def plan_step(settings: SkipSettings, call: StepCall, attached: bool) -> StepPlan:
     """Return the plan of a step; never waits for the device.
 
-    ``choice``: whether steps run compiled, and how. ``attached``: whether compiled graphs unscale gradients.
+    ``settings``: whether steps run compiled, and how. ``attached``: whether compiled graphs unscale gradients.
     """
     optimizer, gradients, record = call.optimizer, call.gradients, call.record
     ready, clipped = record.stage is OptState.READY, record.coefficient is not None
     scaled, hooks = ready and not attached, False
-    if _runs_compiled(choice, optimizer, gradients):
+    if _runs_compiled(settings, optimizer, gradients):
         # Hooks of the step read the gradients in memory.
         hooks = scaled and not clipped and has_pre_hooks(optimizer)
         arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
-        options = StepOptions(scaled and not hooks, clipped, True, choice.lowering, choice.mode)
+        options = StepOptions(scaled and not hooks, clipped, True, settings.lowering, settings.mode)
         compiled = None
         if not (options.scaled and has_pre_hooks(optimizer)):
             compiled = CompiledOptimizer.of(optimizer).prepare(options, arguments)
@@ -86,24 +86,25 @@ def plan_step(choice: SkipChoice, call: StepCall, attached: bool) -> StepPlan:
     return StepPlan("fused", unscale, ready, first=first)
 
 
-def will_clip(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: Gradients, scaled: bool) -> bool:
+def will_clip(settings: SkipSettings, optimizer: torch.optim.Optimizer, gradients: Gradients, scaled: bool) -> bool:
     """Whether the optimizer's step will run compiled and clip gradients as it reads them: all have a gradient.
 
     If the last such step did, and gradients are plain tensors, nothing else is read: the step reads all when it runs,
     and if it cannot run compiled then, gradients are clipped in memory before it.
     """
-    if not _runs_compiled(choice, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
+    if not _runs_compiled(settings, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
         return False
-    compiled, options = CompiledOptimizer.of(optimizer), StepOptions(scaled, True, True, choice.lowering, choice.mode)
+    compiled = CompiledOptimizer.of(optimizer)
+    options = StepOptions(scaled, True, True, settings.lowering, settings.mode)
     return (gradients.plain and compiled.has_run(options)) or compiled.prepare(options) is not None
 
 
-def _runs_compiled(choice: SkipChoice, optimizer: torch.optim.Optimizer, gradients: Gradients) -> bool:
+def _runs_compiled(settings: SkipSettings, optimizer: torch.optim.Optimizer, gradients: Gradients) -> bool:
     """Whether the optimizer's step should run compiled; preparing it tells whether it can.
 
     False for a ``step`` from ``compile_optimizer`` that clips: that step itself must be called.
     """
-    if choice.skip != "device" or not gradients.gradients or takes_scaler(optimizer):
+    if settings.skip != "device" or not gradients.gradients or takes_scaler(optimizer):
         return False
     compiled = CompiledOptimizer.known(optimizer)
     return compiled is None or compiled.clip_norm is None

@@ -16,7 +16,7 @@ from fxamp.graph import hold
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, track_tensor_tree
 
 
-class HeldTensors:
+class ModuleFakes:
     """FakeTensors for the tensors of a traced module; each is a ``get_attr`` node of the new graph.
 
     The new graph's module holds the same real tensors under the same names, so it shares the module's state.
@@ -39,7 +39,7 @@ class HeldTensors:
         return self._fakes[id(tensor)]
 
     @contextmanager
-    def standing_in(self, path: str, module: nn.Module) -> Iterator[None]:
+    def replacing(self, path: str, module: nn.Module) -> Iterator[None]:
         """Replace the tensors of ``module``, held under ``path``, by FakeTensors; restore its state on exit."""
         with _tensors_replaced(module, lambda name, tensor: self.fake(f"{path}.{name}", tensor)):
             yield

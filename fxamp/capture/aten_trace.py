@@ -1,4 +1,4 @@
-"""Lower a graph of torch functions (Dynamo's) to the pre-dispatch ATen graph, node by node.
+"""Trace a graph of torch functions (Dynamo's) to the pre-dispatch ATen graph, node by node.
 
 torch.autocast acts at this level: composite ops such as ``aten.linear`` are not decomposed yet. Every new node carries
 the user's stack trace, module path and a value. fxamp leaves verbatim what it must not trace through: higher-order ops,
@@ -23,7 +23,7 @@ from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_stat
 from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
-from fxamp.capture.held_tensors import HeldTensors
+from fxamp.capture.module_fakes import ModuleFakes
 from fxamp.capture.objects import is_object
 from fxamp.capture.reads import Reads
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
@@ -36,27 +36,27 @@ from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_typ
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
 
-def lower(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
-    """Lower ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
+def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
+    """Trace ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
 
-    Bodies of higher-order ops are not lowered. Returns a new module; ``gm`` is not changed.
+    Bodies of higher-order ops are not traced. Returns a new module; ``gm`` is not changed.
     """
     trace = make_fx(
-        lambda *args: _Lowering(gm, mode).run(*args, enable_io_processing=False),
+        lambda *args: _AtenTrace(gm, mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
         allow_non_fake_inputs=True,
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
-        lowered = trace(*fakes)
+        traced = trace(*fakes)
     drop_guards_on_ragged_sizes(mode.shape_env)
-    _erase_unread(lowered.graph)
-    _adopt_placeholders(gm, lowered, fakes)
-    lowered.meta.update(gm.meta)
-    return lowered
+    _erase_unread(traced.graph)
+    _adopt_placeholders(gm, traced, fakes)
+    traced.meta.update(gm.meta)
+    return traced
 
 
-class _Lowering(Interpreter):
+class _AtenTrace(Interpreter):
     """Runs a torch-level graph under make_fx, which records the ATen ops that it executes."""
 
     def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
@@ -64,7 +64,7 @@ class _Lowering(Interpreter):
         self._mode = mode
         self._tracing = tracing_mode()
         self._tracer: Any = self._tracing.tracer
-        self._held = HeldTensors(mode, self._tracing)
+        self._fakes = ModuleFakes(mode, self._tracing)
         self._regions = Regions(self._tracer.graph)
         self._reads = Reads()
         self._objects: dict[Node, Node] = {}
@@ -89,7 +89,7 @@ class _Lowering(Interpreter):
             if entry is not None:
                 self._reads.require(entry.proxy.node, source)
         last, inputs = self._last, self._inputs(n)
-        value = self._lower(n)
+        value = self._value(n)
         returned = {id(leaf) for leaf in pytree.tree_leaves(value)}
         self._reads.record(n, self._after(last), any(id(tensor) in returned for tensor in inputs))
         return value
@@ -100,7 +100,7 @@ class _Lowering(Interpreter):
     def _after(self, last: Node | None) -> Iterator[Node]:
         return itertools.takewhile(lambda node: node is not last, reversed(self._tracer.graph.nodes))
 
-    def _lower(self, n: Node) -> Any:
+    def _value(self, n: Node) -> Any:
         if n.op in ("get_attr", "output"):
             return super().run_node(n)
         if n.op == "call_module":
@@ -191,7 +191,7 @@ class _Lowering(Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = self.fetch_attr(target)
-        return self._held.fake(target, value) if isinstance(value, torch.Tensor) else value
+        return self._fakes.fake(target, value) if isinstance(value, torch.Tensor) else value
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         converted = conversion(target, args, kwargs)
@@ -199,7 +199,7 @@ class _Lowering(Interpreter):
 
     def _module(self, n: Node) -> Any:
         module = self.fetch_attr(str(n.target))
-        with self._held.standing_in(str(n.target), module):
+        with self._fakes.replacing(str(n.target), module):
             return self._trace(n)
 
     def _forced_autocast(self, n: Node) -> AbstractContextManager[None]:
@@ -270,7 +270,7 @@ class _Lowering(Interpreter):
         if isinstance(value, torch.nn.Module):
             return tracer.graph.get_attr(register(tracer.root, "body", value))
         if isinstance(value, torch.Tensor) and self._tracing.node_of(value) is None:
-            value = self._held.fake("_tensor_constant", value)
+            value = self._fakes.fake("_tensor_constant", value)
         unwrapped = tracer.unwrap_proxy(value)
         if isinstance(unwrapped, Proxy):
             return unwrapped.node
@@ -320,10 +320,10 @@ def _erase_after(last: Node | None, graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[Any]) -> None:
+def _adopt_placeholders(gm: GraphModule, traced: GraphModule, fakes: Sequence[Any]) -> None:
     """Copy the old placeholders' metadata to the new ones: compilers read sources and static inputs there."""
     old = gm.graph.find_nodes(op="placeholder")
-    new = lowered.graph.find_nodes(op="placeholder")
+    new = traced.graph.find_nodes(op="placeholder")
     for source, target, fake in zip(old, new, fakes, strict=True):
         target.meta.update({key: value for key, value in source.meta.items() if key not in ("example_value", "val")})
         target.meta["val"] = fake
@@ -332,7 +332,7 @@ def _adopt_placeholders(gm: GraphModule, lowered: GraphModule, fakes: Sequence[A
         for attribute in _PLACEHOLDER_ATTRIBUTES:
             if hasattr(source, attribute):
                 setattr(target, attribute, getattr(source, attribute))
-    lowered.recompile()
+    traced.recompile()
 
 
 @contextmanager
