@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.aten_trace import trace_aten
 from fxamp.capture.autocast_state import AUTOCAST, in_autocast_states
-from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call, require_separate_results
+from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, inlined_call
 from fxamp.capture.fakes import fake_inputs, fake_like
+from fxamp.capture.function_writes import copy_marked_results, require_separate_results
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
@@ -103,6 +104,7 @@ def _trace_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
     require_separate_results(function.forward.module)
     node.meta[CUSTOM_AUTOCAST] = custom_autocast(*inner_graphs(node))
     forward = _trace_body(function.forward.module, _values(function.forward.operands, mode), mode)
+    copy_marked_results(node, function, forward)
     function.forward.replace(forward)
     results: Any = graph_output(forward.graph).args[0]
     outputs, saved = results

@@ -5,7 +5,6 @@ they have no effect, so the request ``cast_inputs=torch.float32`` would be lost.
 it by the code object that the traced nodes refer to, and reads its decorators.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
@@ -15,10 +14,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from fxamp.errors import CaptureError
-from fxamp.graph import SourceFrame, describe_source, graph_output, source_frames
+from fxamp.graph import SourceFrame, source_frames
 from fxamp.torch_private import is_custom_fwd
 
 
@@ -43,6 +41,15 @@ def custom_autocast(*traced: GraphModule) -> CustomAutocast | None:
     """
     codes, nodes = _all_codes(), [node for gm in traced for node in gm.graph.nodes]
     return _request_at({frame for node in nodes for frame in _outermost(source_frames(node), codes)})
+
+
+def marks_dirty(forward: GraphModule) -> bool:
+    """Whether the Function that ``forward`` comes from calls ``ctx.mark_dirty``; True if its class is unknown."""
+    frames = {frame for node in forward.graph.nodes for frame in source_frames(node)}
+    methods = [
+        _code(getattr(function, name)) for function in _functions_at(frames) for name in ("forward", "setup_context")
+    ]
+    return not methods or any("mark_dirty" in code.co_names for code in methods if code is not None)
 
 
 @dataclass(frozen=True)
@@ -71,32 +78,6 @@ def inlined_call(node: Node, in_function: bool) -> InlinedCall | None:
         if request is not None and request.cast_inputs is not None:
             return InlinedCall(request, tuple(frames[: start + 1]))
     return None
-
-
-def require_separate_results(forward: GraphModule) -> None:
-    """Raise CaptureError if ``forward``, of a Function, returns one tensor twice: torch would lose its gradient.
-
-    Before torch 2.12 Dynamo also returns what each in-place call of a forward returns, which is the tensor itself.
-    """
-    returned: Any = graph_output(forward.graph).args[0]
-    results = [leaf for leaf in pytree.tree_leaves(returned[0]) if isinstance(leaf, Node)]
-    for result in results:
-        target = _written(result)
-        if target is not result and target in results:
-            raise CaptureError(
-                f"an autograd.Function writes to its result {target.name} in place, at {describe_source(result)}, and "
-                "torch.compile of this torch then loses its gradient under every backend; accepted: torch 2.12 or "
-                "newer, a forward that computes its result out of place, or torch._dynamo.disable on its caller"
-            )
-
-
-def _written(node: Node) -> Node:
-    """Return the value that ``node``, a chain of in-place methods, writes to and returns; else ``node`` itself."""
-    while (
-        node.op == "call_method" and re.fullmatch(r"\w*[a-z0-9]_", str(node.target)) and isinstance(node.args[0], Node)
-    ):
-        node = node.args[0]
-    return node
 
 
 def _all_codes() -> list[CodeType]:
@@ -134,9 +115,13 @@ def _decorated(frames: Iterable[SourceFrame]) -> bool:
 
 
 def _requests(frames: set[SourceFrame]) -> Iterator[CustomAutocast | None]:
+    return (_request(*_methods(function)) for function in _functions_at(frames))
+
+
+def _functions_at(frames: set[SourceFrame]) -> Iterator[type]:
     for function in _subclasses(torch.autograd.Function):
         if any(_within(frame, code) for frame in frames for code in _codes(function)):
-            yield _request(*_methods(function))
+            yield function
 
 
 def _methods(function: type) -> tuple[Any, Any]:

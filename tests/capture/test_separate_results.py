@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx import Graph, GraphModule
 
-from fxamp.capture.autograd_functions import require_separate_results
+from fxamp.capture.function_writes import require_separate_results
 from fxamp.errors import CaptureError
 
 
