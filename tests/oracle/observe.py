@@ -38,28 +38,20 @@ def observe(
     op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, dtype: torch.dtype
 ) -> Observation:
     """Return what the real autocast for ``device`` with 16-bit ``dtype`` makes of a call on FakeTensors."""
-    called = observe_call(op, args, kwargs, device, dtype)
-    if called.refused is not None:
-        return called
     with autocast(device, dtype):
+        with torch._C._AutoDispatchBelowAutograd(), _Stop(op) as mode:
+            try:
+                op(*args, **kwargs)
+            except _Reached:
+                pass
+            except Exception as error:  # autocast's kernels raise plain RuntimeErrors, and a missing driver its own
+                return Observation(refused=error)
+            else:
+                raise AssertionError(f"{op} returned without being called")
         try:
-            return replace(called, outputs=output_dtypes(op(*args, **kwargs)))
+            return replace(mode.call, outputs=output_dtypes(op(*args, **kwargs)))
         except Exception as error:  # fake kernels raise whatever they like
-            return replace(called, kernel_error=error)
-
-
-def observe_call(
-    op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str, dtype: torch.dtype
-) -> Observation:
-    """Return what reaches the op under the real autocast, without running it: no outputs, no kernel's errors."""
-    with autocast(device, dtype), torch._C._AutoDispatchBelowAutograd(), _Stop(op) as mode:
-        try:
-            op(*args, **kwargs)
-        except _Reached:
-            return mode.call
-        except Exception as error:  # autocast's kernels raise plain RuntimeErrors, and a missing driver its own
-            return Observation(refused=error)
-    raise AssertionError(f"{op} returned without being called")
+            return replace(mode.call, kernel_error=error)
 
 
 @contextmanager

@@ -39,11 +39,6 @@ class Variant:
     sample: Sample
     dtypes: tuple[torch.dtype, ...]
 
-    def odd_position(self) -> int | None:
-        """Return where the one input is whose dtype differs from all others, None if there is none."""
-        lone = [at for at, dtype in enumerate(self.dtypes) if self.dtypes.count(dtype) == 1 and len(self.dtypes) > 2]
-        return lone[0] if lone else None
-
     def build(self, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the call's arguments, made in the ambient FakeTensorMode."""
         return self.sample.build(self.dtypes, device)

@@ -64,7 +64,8 @@ def test_machine_code_is_what_was_accepted(every: list[Subject], kernel: str, ar
     if ACCEPTING:
         others = [row for row in BUDGET["rows"] if (row["kernel"], row["arch"]) != (kernel, arch)]
         BUDGET.update(versions=versions(), rows=sorted([*others, *counted], key=_order))
-        FILE.write_text(json.dumps(BUDGET, indent=1, sort_keys=True) + "\n")
+        lines = ",\n".join(json.dumps(row, sort_keys=True) for row in BUDGET["rows"])
+        FILE.write_text(f'{{"versions": {json.dumps(BUDGET["versions"])},\n"rows": [\n{lines}\n]}}\n')
     accepted = [row for row in BUDGET["rows"] if (row["kernel"], row["arch"]) == (kernel, arch)]
     assert counted == accepted, "run with FXAMP_ACCEPT=1 if that is meant"
 
