@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.amp import custom_bwd, custom_fwd
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 
 class SavesResult(Function):
@@ -20,19 +19,6 @@ class SavesResult(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return grad * (1 - y) * y
-
-
-class SavesInputAndResult(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.tanh()
-        ctx.save_for_backward(x, y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, y = ctx.saved_tensors
-        return grad * (1 - y * y) + 0 * x
 
 
 class SavesResultFirst(Function):
@@ -61,19 +47,6 @@ class SavesTwoResults(Function):
         return first * y + second * z
 
 
-class SavesOneOfTwo(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        y, z = x.exp(), x.sin()
-        ctx.save_for_backward(z)
-        return y, z
-
-    @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
-        (z,) = ctx.saved_tensors
-        return first - second * z
-
-
 class SetUp(Function):
     @staticmethod
     def forward(x: Tensor, factor: float = 2.0) -> Tensor:
@@ -90,17 +63,6 @@ class SetUp(Function):
         return grad * y * ctx.factor, None
 
 
-class OnContext(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.y = x.exp()
-        return ctx.y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * ctx.y
-
-
 class Decorated(Function):
     @staticmethod
     @custom_fwd(device_type="cpu")
@@ -115,62 +77,6 @@ class Decorated(Function):
         y, x, w = ctx.saved_tensors
         inner = grad * y
         return inner @ w.t(), x.t() @ inner
-
-
-class InFloat32(Function):
-    @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.softmax(-1)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        inner = grad * y
-        return inner - y * inner.sum(-1, keepdim=True)
-
-
-class InBfloat16(Function):
-    @staticmethod
-    @custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @custom_bwd(device_type="cpu")
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return grad * y
-
-
-class SavesIntermediate(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        inner = x.sin() + 3
-        ctx.save_for_backward(inner)
-        return inner.log()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (inner,) = ctx.saved_tensors
-        return grad * inner
-
-
-class SavesMask(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x > 0)
-        return x.clamp(min=0)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (mask,) = ctx.saved_tensors
-        return grad * mask
 
 
 class SavesDetached(Function):
@@ -199,42 +105,6 @@ class SavesView(Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         turned, flat = ctx.saved_tensors
         return grad * turned.t() + (grad.reshape(-1) * flat).view_as(grad)
-
-
-class SavesNothing(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad * 3
-
-
-class SavesTwice(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x, x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        a, b = ctx.saved_tensors
-        return grad * a + grad * b
-
-
-class InPlace(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp_()
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return grad * y
 
 
 class WritesInside(Function):
@@ -268,19 +138,6 @@ class WithIndices(Function):
         return torch.zeros_like(grad).scatter(-1, indices, grad * values)
 
 
-class Nests(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = SavesResult.apply(x) * 2
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return SavesIntermediate.apply(grad) * y
-
-
 class Asks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -294,19 +151,6 @@ class Asks(Function):
         of_x = grad * w if ctx.needs_input_grad[0] else None
         of_w = grad * x if ctx.needs_input_grad[1] else None
         return of_x, of_w, grad + 0 * y if ctx.needs_input_grad[2] else None
-
-
-class GivesNone(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        y = x * w
-        ctx.save_for_backward(y, w)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        y, w = ctx.saved_tensors
-        return grad * w * y, None
 
 
 class Unmaterialized(Function):
@@ -326,20 +170,6 @@ class Unmaterialized(Function):
         if second is not None:
             total = second * z if total is None else total + second * z
         return total
-
-
-class Once(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return grad * y
 
 
 class ReturnsInput(Function):
@@ -389,19 +219,6 @@ class ReturnsAliases(Function):
     def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         return first * y + 3 * second.view_as(y) * y
-
-
-class ReturnsOneTwice(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y, y
-
-    @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return first * y + 3 * second * y
 
 
 class ReturnsSaved(Function):
