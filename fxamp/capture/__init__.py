@@ -83,7 +83,7 @@ def _trace_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
 
 
 def _trace_body(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
-    """As :func:`_trace_tree`. A call makes each constant: AOTAutograd takes none in branches."""
+    """As :func:`_trace_tree`; a call makes each constant, because AOTAutograd accepts no constants in branches."""
     body = _trace_tree(gm, fakes, mode)
     copies = body.graph.find_nodes(op="call_function", target=torch.ops.aten.lift_fresh_copy.default)
     for node in copies:

@@ -133,7 +133,7 @@ class _AtenTrace(Interpreter):
                 return self._keep(n, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
     def _traced(self, n: Node) -> Any:
-        """Trace ``n``; a call that has an effect, but no op, is left verbatim: the effect is not in the trace.
+        """Trace ``n``. A call with an effect but without an op is left verbatim, because the trace lacks the effect.
 
         Raises CaptureError if the result is a tensor that no op of the trace returns.
         """
@@ -165,7 +165,7 @@ class _AtenTrace(Interpreter):
     def _undone_on_failure(self, n: Node) -> Iterator[None]:
         """If tracing ``n`` fails inside this context, remove its nodes and restore the nodes of its inputs.
 
-        Nodes stay that compute a number of earlier nodes alone: the tracer has noted them for later uses.
+        Nodes that compute a number from earlier nodes alone stay, because the tracer has recorded them for later uses.
         """
         graph, last = self._tracer.graph, self._last
         sizes = [(table, len(table)) for table in size_tables(self._tracer)]
@@ -183,7 +183,7 @@ class _AtenTrace(Interpreter):
             raise
 
     def _require_known(self, last: Node | None) -> None:
-        """Raise CaptureError if a node after ``last`` reads a tensor inside a wrapper: the graph lacks it."""
+        """Raise CaptureError if a node after ``last`` reads a tensor inside a wrapper, which the graph lacks."""
         for node in self._after(last):
             held = getattr(self._tracer.root, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(held, torch.Tensor) and fake_mode_of(held) is not None:
@@ -223,10 +223,10 @@ class _AtenTrace(Interpreter):
         return tensor
 
     def _keep(self, n: Node, reason: str) -> Any:
-        """Record the node verbatim; its value is the one that Dynamo recorded, if that is still what it was.
+        """Record the node verbatim, with the value that Dynamo recorded.
 
-        Where the program changes its shape or strides in place, as by ``t_``, Dynamo's value has those of the end; it
-        is computed again, but for what only runs inside of a torch.func transform.
+        If the program changes the shape or strides of the value in place, as ``t_`` does, Dynamo's value has the final
+        ones. The value is then computed again, except for calls that only run inside a torch.func transform.
         """
         value = n.meta.get("example_value")
         with disable_proxy_modes_tracing():
@@ -236,7 +236,10 @@ class _AtenTrace(Interpreter):
         return self._record(n, value, reason)
 
     def _before_reshaping(self, n: Node, end: Any) -> Any:
-        """Return the value of ``n`` as it was computed. Bodies are run without autocast: ``end`` has the dtypes."""
+        """Return the value of ``n`` before the program changes its shape or strides; ``end`` is the value after it.
+
+        The dtypes are those of ``end``, because this runs without autocast.
+        """
         leaves, structure = pytree.tree_flatten(getattr(self, n.op)(n.target, *self.fetch_args_kwargs_from_env(n)))
         ends = pytree.tree_leaves(end)
         pairs = zip(leaves, ends, strict=True)
@@ -297,9 +300,9 @@ def _result(value: torch.Tensor) -> torch.Tensor:
 
 
 def _erase_unread(graph: Graph) -> None:
-    """Remove what nothing reads: tensors of the module, and questions that the trace has answered.
+    """Remove unread tensors of the module, and unread calls whose answer the trace has used.
 
-    Such as ``.item()`` of a constant, or whether cuDNN takes a tensor.
+    Examples of such calls are ``.item()`` of a constant, and the question whether cuDNN accepts a tensor.
     """
     for node in reversed(graph.nodes):
         if not node.users and (node.op == "get_attr" or is_answered(node)):
@@ -307,7 +310,7 @@ def _erase_unread(graph: Graph) -> None:
 
 
 def _erase_after(last: Node | None, graph: Graph) -> None:
-    """Erase the nodes after ``last``, but those that compute a number of nodes that stay."""
+    """Erase the nodes after ``last``, except those that compute a number from nodes that stay."""
     erased: set[Node] = set()
     node = next(iter(graph.nodes)) if last is None else last.next
     while node.op != "root":

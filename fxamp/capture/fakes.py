@@ -39,7 +39,7 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
 
     fakes: list[Any] = []
     known: set[int] = set()
-    for fake in map(convert, inputs):  # the mode converts a tensor once: given twice, it is the same FakeTensor
+    for fake in map(convert, inputs):  # a tensor that is given twice becomes one FakeTensor
         fakes.append(fake_like(fake, mode) if id(fake) in known else fake)
         known.add(id(fake))
     return fakes, mode

@@ -16,13 +16,13 @@ from fxamp.graph import all_graphs, attribute, describe_source, fake_mode_of, op
 _COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
 
 
-def require_own_tensors(lowered: GraphModule, source: GraphModule) -> None:
-    """Raise CaptureError if ``lowered``, captured from ``source``, holds a tensor of neither module nor program.
+def require_own_tensors(traced: GraphModule, source: GraphModule) -> None:
+    """Raise CaptureError if ``traced`` holds a tensor that belongs neither to ``source`` nor to the program.
 
-    The message names the first call that reads it.
+    ``traced`` was captured from ``source``. The message names the first call that reads the tensor.
     """
     own = {id(tensor) for tensor in _tensors(source)}
-    for node in (node for graph in all_graphs(lowered) for node in graph.graph.find_nodes(op="get_attr")):
+    for node in (node for graph in all_graphs(traced) for node in graph.graph.find_nodes(op="get_attr")):
         assert node.graph.owning_module is not None
         value = attribute(node.graph.owning_module, str(node.target))
         if not isinstance(value, torch.Tensor) or id(value) in own:

@@ -1,4 +1,4 @@
-"""Values that fx cannot write into a graph's code as constants, because their text is no Python, as enums of C++.
+"""Values that fx cannot write into a graph's code as constants because their text is not Python, such as C++ enums.
 
 A graph computes such an object by the call that the program makes, or reads it from its module.
 """
@@ -16,7 +16,7 @@ _CONSTANTS = (*base_types, Module, type(None), type(...), slice, range, Enum)
 
 
 def is_object(value: Any) -> bool:
-    """Whether ``value``, which may be a tree, holds no tensor, but what cannot be a constant of a graph."""
+    """Whether ``value``, which may be a tree, holds no tensors, and something that cannot be a constant of a graph."""
     leaves = pytree.tree_leaves(value)
     if any(isinstance(leaf, Tensor) for leaf in leaves):
         return False

@@ -1,7 +1,7 @@
 """Check that a captured graph reads what the program reads: each value is the one that the program's call computed.
 
-The tracer finds the node of a value by its tensor object. Where two values are one object, because a value was handed
-out twice or taken from a cache, it takes one for the other, and a gradient is silently wrong.
+The tracer finds the node of a value by its tensor object. If two values are one object, because a value was returned
+twice or taken from a cache, the tracer confuses them, and a gradient is silently wrong.
 """
 
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ class Reads:
         self._stand_for[call] = stand_for
 
     def require_own(self) -> None:
-        """Raise CaptureError if a new node reads what was not made for anything that its call reads.
+        """Raise CaptureError if a new node reads a value that was made for no input of its call.
 
         Sizes do not count: the tracer computes them where they are first needed.
         """
@@ -59,7 +59,7 @@ class Reads:
         return not self._targets(node).isdisjoint(targets)
 
     def _targets(self, node: Node) -> set[Node]:
-        """Return ``node`` and, if it is the result of a write, what was written to: the same tensor."""
+        """Return ``node`` and, if it is the result of a write, the tensor that was written to."""
         if node not in self._written:
             in_place = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
             targets = [self._targets(target) for target in (writes(node) if in_place else ())]

@@ -1,10 +1,10 @@
 """The regions that a program opens and closes: autocast, inference mode, torch.func transforms.
 
-1. An autocast region is recorded by its two marks, and its autocast state holds while it is traced: a program may be
-   valid only there (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used, because it raises for devices
-   missing in this build of torch.
-2. ``torch.inference_mode`` becomes grad mode, off and on again: the tensors of the graph are none that autograd rejects
-   later, and what decides on gradients has one state to follow.
+1. An autocast region is recorded by its two marks. Its autocast state holds while it is traced, because a program may
+   be valid only in that state (``mm`` of float32 and bfloat16). ``torch.autocast`` is not used, because it raises for
+   devices missing in this build of torch.
+2. ``torch.inference_mode`` becomes grad mode, off and on again. Autograd then rejects no tensor of the graph later, and
+   fxamp follows a single state to know where gradients are on.
 3. Inside a torch.func transform everything is left verbatim, autocast regions included.
 """
 
@@ -55,7 +55,7 @@ class Regions:
         return max(before, self._transforms) > 0
 
     def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
-        """Enter or leave the region, as the mark ``node`` says, whose arguments have the values ``args``."""
+        """Enter or leave the region that the mark ``node`` opens or closes; its arguments have the values ``args``."""
         if _inference(node):
             return self._inference(node, args)
         mark = self._graph.create_node("call_function", node.target, args, {})

@@ -72,7 +72,7 @@ _UNANNOTATED_VIEWS = (torch.ops.aten._unsafe_view.default, torch.ops.aten.unsafe
 
 
 def memory_readers(node: Node) -> Iterator[Node]:
-    """Yield what reads the memory of ``node`` in a graph of AOTAutograd's, directly or through views."""
+    """Yield the nodes that read the memory of ``node`` in a graph of AOTAutograd's, directly or through views."""
     for user in node.users:
         yield user
         if is_view(user) or user.target in _UNANNOTATED_VIEWS:
@@ -196,9 +196,9 @@ _PURE_FUNCTIONS = frozenset(
 class _Effect:
     """What one body of a higher-order op does to the operands.
 
-    ``aliased``: by result, the operands that it may share memory with; ``shared``: by result, the earlier results;
-    ``identity``: the operand that a result is, after a write that a Function marks dirty too; ``written``: the operands
-    that are written to.
+    ``aliased``: for each result, the operands that it may share memory with. ``shared``: for each result, the earlier
+    results that it may share memory with. ``identity``: for each result, the operand that it is, also after a write
+    that a Function marks dirty. ``written``: the operands that are written to.
     """
 
     aliased: dict[int, list[Node]]

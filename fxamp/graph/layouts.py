@@ -15,7 +15,7 @@ def has_strides(value: object) -> TypeGuard[Tensor]:
 
 
 def same_strides(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape lie alike in memory; symbolic strides are compared as text."""
+    """Whether two tensors of one shape have the same memory layout; symbolic strides are compared as text."""
     if 0 in _known(a):
         return True
     pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
@@ -64,5 +64,5 @@ def _known(value: Tensor) -> list[int]:
 
 
 def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:
-    """Whether two numbers are alike as text: to compare symbolic ones as numbers would add guards."""
+    """Whether two numbers have the same text; comparing symbolic ones as numbers would add guards."""
     return a == b if isinstance(a, int) and isinstance(b, int) else str(a) == str(b)

@@ -33,7 +33,7 @@ def op_name(node: Node) -> str:
 
 
 def is_custom(target: object) -> TypeGuard[OpOverload]:
-    """Whether ``target`` is an op that is none of torch's own: there is no table of what it does with dtypes."""
+    """Whether ``target`` is an op of another library than torch: no table says what such an op does with dtypes."""
     return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims")
 
 
@@ -44,7 +44,7 @@ def base_name(node: Node) -> str:
 
 
 def nodes_with_gradients(graph: Graph, on: bool = True) -> set[Node]:
-    """Return the nodes of ``graph`` at which gradients are on; ``on``: at its first."""
+    """Return the nodes of ``graph`` at which gradients are on; ``on``: whether they are on at its start."""
     nodes = set()
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
@@ -152,7 +152,7 @@ def is_pure(node: Node) -> bool:
 
 
 def is_answered(node: Node) -> bool:
-    """Whether ``node``, of a graph that was just traced, asks for a plain number, which the traced code has read."""
+    """Whether ``node``, of a graph that was just traced, computes a number that the traced code has read."""
     if not isinstance(node.target, OpOverload) or "val" in node.meta:
         return False
     return bool(node.target._schema.returns) and not node.target._schema.is_mutable
@@ -176,7 +176,7 @@ def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def attribute(owner: torch.nn.Module, path: str) -> object:
-    """Return what ``owner`` holds under the dotted ``path``."""
+    """Return the object that ``owner`` holds under the dotted ``path``."""
     value: object = owner
     for part in path.split("."):
         value = getattr(value, part)

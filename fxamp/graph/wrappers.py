@@ -31,12 +31,12 @@ def is_data(node: Node) -> bool:
 
 
 def follows_input(node: Node) -> bool:
-    """Whether ``node`` is no ATen op, and returns its input in that input's dtype.
+    """Whether ``node`` is not an ATen op, and returns its input in that input's dtype.
 
-    It reads ``Tensor.data``, creates a DTensor from a local tensor, or the reverse, or changes a DTensor's placements.
-    Dynamo records the latter as methods and as ``DTensor.from_local``; that of torch 2.11 as functions of its own that
-    call them, ``prim_to_local`` and ``prim from_local``. If it records functions of other names, the calls are kept
-    with their captured dtypes, like everything that fxamp does not know.
+    It reads ``Tensor.data``, creates a DTensor from a local tensor or the reverse, or changes a DTensor's placements.
+    Dynamo records the latter as methods and as ``DTensor.from_local``; torch 2.11's Dynamo records functions that call
+    them, ``prim_to_local`` and ``prim from_local``. If Dynamo records functions of other names, the calls keep their
+    captured dtypes, like everything that fxamp does not know.
     """
     if is_data(node):
         return True

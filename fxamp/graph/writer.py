@@ -53,7 +53,7 @@ class GraphWriter:
         return self.call(_prims.device_put.default, node, device)
 
     def times(self, node: Node, factor: Node) -> Node:
-        """Return ``node`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``node``."""
+        """Return ``node`` times a 0-dim float32, computed in float32 or wider and rounded to the dtype of ``node``."""
         value = node.meta["val"]
         factor = self.on_device(factor, value.device)
         wide = self.in_dtype(node, torch.promote_types(value.dtype, torch.float32))

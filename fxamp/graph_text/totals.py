@@ -36,7 +36,7 @@ class Totals:
 
 
 def by_reason(reasons: Mapping[str, str], most: int) -> Iterator[str]:
-    """Yield each reason once, after the nodes that it is about, at most ``most`` of them by name."""
+    """Yield each reason once, after the names of the nodes that have it; at most ``most`` names."""
     nodes: dict[str, list[str]] = {}
     for node, why in reasons.items():
         nodes.setdefault(why, []).append(node)

@@ -85,7 +85,7 @@ def _annotation(entry: Entry) -> str:
 
 def _entry_fields(entry: Entry) -> Iterator[tuple[str, str]]:
     if entry.kind == "output" and entry.name != "output":
-        yield "name", entry.name  # the text of a return cannot hold it
+        yield "name", entry.name  # a return statement cannot contain it
     yield "module", entry.module
     yield "class", entry.module_class
     if len(entry.values) > 1:
