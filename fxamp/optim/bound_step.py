@@ -56,7 +56,8 @@ class BoundStep:
     def clipping(self, max_norm: float | None, inv_scale: Tensor | None) -> Factors:
         """Return the factors that clip the gradients, times ``inv_scale``, to ``max_norm``; waits for no device.
 
-        None: no clipping; ``inv_scale`` is 0-dim float32, or None if the gradients are not scaled.
+        ``max_norm`` None: the gradients are not clipped. ``inv_scale`` is 0-dim float32, or None if they are not
+        scaled.
         """
         if max_norm is None:
             return Factors(inv_scale)
@@ -91,12 +92,12 @@ class BoundStep:
         note_step(optimizer)
 
     def _read_addresses(self) -> list[int] | None:
-        """Return where each tensor starts; None if no part of the step can use that."""
+        """Return the address of each tensor; None if no part of the step can use the addresses."""
         if self._addresses is None and self._run.launches:
             self._addresses = list(map(Tensor.data_ptr, self._tensors))
         return self._addresses
 
 
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks run just before the step: they must find unscaled gradients."""
+    """Whether hooks run just before the step; they must find unscaled gradients."""
     return bool(step_pre_hooks(optimizer))

@@ -48,20 +48,18 @@ class _LastStep:
 
 
 class CompiledOptimizer:
-    """Compiles and runs one optimizer's step, without waiting for the device; :meth:`of` returns the optimizer's one.
+    """Compiles and runs the step of one optimizer, without waiting for the device; get it by :meth:`of`.
 
     The step is compiled again when a property that it was compiled for changes: another parameter has a gradient, a
     group was added, ``weight_decay`` became nonzero. The optimizer still owns its settings, state and ``state_dict``,
     and is not kept alive. A step that creates state, as an optimizer's first step does, is left to the host: either the
     optimizer runs it, or nothing is created.
 
-    Attributes:
-        own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None: as the
-            optimizer wrote it. ``clip_norm``: the norm that it clips gradients to, or None.
-        precision: in which state is kept; None: as the optimizer makes it.
-        backward_step: steps its parameters while backwards run; None: nothing does.
-        reasons: why steps ran uncompiled, or state stays as it is, each reason once, in order of occurrence.
-        compilations: how often a step was compiled.
+    Attributes:     own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`;
+    None: as the optimizer wrote it. ``clip_norm``: the norm that it clips gradients to, or None.     precision: of the
+    state; None: as the optimizer makes it.     backward_step: steps the parameters while backwards run; None if nothing
+    does.     reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
+    compilations: how often a step was compiled.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -81,7 +79,7 @@ class CompiledOptimizer:
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> "CompiledOptimizer":
-        """Return the optimizer's one; the same object each time."""
+        """Return the CompiledOptimizer of ``optimizer``, the same object each time."""
         with _creating:
             if optimizer not in _compiled:
                 _compiled[optimizer] = CompiledOptimizer(optimizer)
@@ -89,11 +87,11 @@ class CompiledOptimizer:
 
     @staticmethod
     def known(optimizer: torch.optim.Optimizer) -> "CompiledOptimizer | None":
-        """Return the optimizer's one; None if nothing has asked for it yet."""
+        """Return the CompiledOptimizer of ``optimizer``; None if :meth:`of` has not made it yet."""
         return _compiled.get(optimizer)
 
     def keep_state(self, table: OptimizerPrecision | None, seed: int) -> None:
-        """Keep the state in a precision from the next compiled step on; None: as the optimizer makes it."""
+        """Keep the state in the precision of ``table`` from the next compiled step on; None: as the optimizer makes it."""
         asked = None if table is None or table == OptimizerPrecision() else Precision(table, seed)
         optimizer = self._optimizer()
         if optimizer is not None and self.precision and (asked is None or asked.table != self.precision.table):
@@ -101,9 +99,9 @@ class CompiledOptimizer:
         self.precision = asked
 
     def step_in_backward(self, asked: bool) -> None:
-        """Step the optimizer's parameters in backwards from now on if that is ``asked``, else no longer.
+        """Step the optimizer's parameters in backwards from now on, or stop doing so, as ``asked`` says.
 
-        Raises OptionError if another optimizer does that for one of them.
+        Raises OptionError if another optimizer steps one of them in backwards.
         """
         optimizer = self._optimizer()
         assert optimizer is not None

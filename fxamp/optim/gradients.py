@@ -19,11 +19,9 @@ _grad, _device, _dtype, _layout = map(attrgetter, ("grad", "device", "dtype", "l
 
 
 class Gradients:
-    """An optimizer's gradients at one moment: read once for all that a call of the scaler asks of them.
+    """An optimizer's gradients at one moment, read once for everything that one call of the scaler needs.
 
-    Attributes:
-        parameters: those that have a gradient.
-        gradients: theirs, in the same order.
+    Attributes:     parameters: those that have a gradient.     gradients: theirs, in the same order.
     """
 
     parameters: list[Tensor]
@@ -57,12 +55,12 @@ class Gradients:
         return set(map(_dtype, self.gradients))
 
     def groups(self, by_spread: bool = False) -> "list[GradientGroup]":
-        """Group the gradients by device, and ``by_spread``: by how they are split between ranks.
+        """Group the gradients by device, and if ``by_spread`` also by how they are split between ranks.
 
-        The groups ``by_spread`` are the same on all ranks if the parameters are, also of those that have no gradient
-        here. A group holds plain tensors: a sparse gradient's values, a DTensor's local shard. A float16 sparse
-        gradient is coalesced first, and the result replaces it: summing the values of one index is where scaled
-        float16 overflows, so the check must see the sums.
+        With ``by_spread`` the groups are the same on all ranks that have the same parameters, even if some have no
+        gradient here. A group holds plain tensors: a sparse gradient's values, a DTensor's local shard. A float16
+        sparse gradient is coalesced first, and the result replaces it: scaled float16 overflows where the values of one
+        index are summed, so the check must see the sums.
         """
         everywhere = not by_spread or len(self.parameters) == len(self._every)
         if self.plain and everywhere and len(self.devices) == 1:
@@ -74,8 +72,8 @@ class Gradients:
 class GradientGroup:
     """The gradients on one device, checked in one call, and the parameters they belong to.
 
-    ``spread``: how they are split between ranks, where the groups are made so that their squares can be summed.
-    ``plain``: whether the gradients are known to be the parameters' own, as they are in ``.grad``.
+    ``spread``: how they are split between ranks, if the gradients are grouped by that. ``plain``: whether each gradient
+    is known to be its parameter's ``.grad`` itself.
     """
 
     device: torch.device
@@ -85,7 +83,7 @@ class GradientGroup:
     plain: bool = False
 
     def as_they_are(self) -> Sequence[Tensor | None]:
-        """Return what is in ``.grad`` of each parameter, or None if that is no plain dense tensor."""
+        """Return the ``.grad`` of each parameter, or None if it is not a plain dense tensor."""
         if self.plain:
             return self.gradients
         stored = (parameter.grad for parameter in self.parameters)

@@ -1,4 +1,4 @@
-"""What makes a gradient the one that it was: backwards note it, and clipping, checks and steps ask."""
+"""Recognise the gradients that backwards returned: they are noted there, and clipping, checks and steps ask about them."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -12,16 +12,16 @@ from fxamp.torch_private import set_version
 
 _version = attrgetter("_version")
 
-#: Version numbers that identities give to gradients: so many writes in place happen to no tensor.
+#: #: The first version number that identities give to gradients. No tensor is written to in place so often.
 _FIRST = 2**20
 _versions = count(_FIRST)
 
 
 class Identities:
-    """Gradients as backwards returned them: the address of each, and a version number (of writes) of that backward.
+    """The gradients that backwards returned: the address of each, and a version number that belongs to its backward.
 
-    No other tensors have this version, not even in memory that is freed and used again. It keeps no gradient alive, and
-    autograd can still take each over as ``.grad``, which shares its version.
+    The version is autograd's count of writes. No other tensors have this one, not even in memory that is freed and used
+    again. This keeps no gradient alive, and autograd can still use each as ``.grad``, which shares its version.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Identities:
     def note(
         self, gradients: Sequence[Tensor], owners: Sequence[Tensor | None] | None = None, dense: bool = False
     ) -> int:
-        """Note what a backward returns, of which that :func:`has_identity`; returns the version that it gets.
+        """Note the gradients that a backward returns, if they have an identity; return the version that they get.
 
-        ``owners``: each is noted as the gradient of this parameter alone; None: as that of any. ``dense``: whether the
-        caller knows that all have an identity.
+        ``owners``: each gradient is noted for this parameter alone; None: for any parameter. ``dense``: whether the
+        caller knows that :func:`has_identity` holds for all of them.
         """
         if not dense:
             fit = [at for at, gradient in enumerate(gradients) if has_identity(gradient)]
@@ -47,7 +47,7 @@ class Identities:
         return version
 
     def changed(self, gradients: Sequence[Tensor | None], owners: Sequence[Tensor]) -> list[int]:
-        """Return the places of those ``gradients`` of ``owners`` that are not exactly what a backward returned."""
+        """Return the positions of the ``gradients`` of ``owners`` that are not exactly as a backward returned them."""
         if self._are_noted(gradients, owners):  # many times as fast
             return []
         return [
@@ -68,13 +68,13 @@ class Identities:
         return versions == list(map(self._noted.get, zip(addresses, map(id, owners), strict=True)))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all gradients."""
         self._noted.clear()
 
 
 def has_identity(gradient: Tensor) -> bool:
-    """Whether a backward's ``gradient`` can be noted: if it is dense, and was made by the backward.
+    """Whether ``gradient``, which a backward returned, can be noted: it is dense, and the backward made it.
 
-    One in float16 may be a tensor of the program's own; others are made by unscaling.
+    A float16 gradient may be a tensor of the program; the others result from unscaling.
     """
     return gradient.layout is torch.strided and gradient.dtype not in HALVES

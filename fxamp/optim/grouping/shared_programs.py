@@ -1,11 +1,11 @@
-"""Groups whose steps are the same program with other numbers: they share it.
+"""Groups whose steps are the same program with different numbers share it.
 
-1. Two programs are the same if each writes the same values to the same inputs, where the number of one group stands in
-   the place of the other's.
-2. A program with a weight decay is also that of a group without: there 1 - lr * 0 is 1, and a product with 1 is its
-   other factor, bit for bit. The group's zeros must stay zeros then.
+1. Two programs are the same if each writes the same values to the same inputs, with the number of one group in the
+   place of the other's.
+2. A program with a weight decay also serves a group without: 1 - lr * 0 is 1, and a product with 1 is the other factor,
+   bit for bit. The zeros of that group must then stay zeros.
 
-So AdamW with decayed weights and biases that are not decayed is one kernel, launched once.
+So AdamW with decayed weights and biases without decay is one kernel, launched once.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -33,15 +33,13 @@ class StepTarget:
 
 @dataclass(eq=False)
 class _Tables:
-    """What the launches read besides the step's tensors: for parameters that are aligned alike.
+    """The inputs of a launch besides the step's tensors, for parameters with the same alignment.
 
-    Attributes:
-        columns: the addresses that they were made for, cell by cell.
-        stream: the CUDA stream that they were sent on.
-        launches: what is aligned of its parameters, and three int64 tensors on the device: the table of addresses,
-            the table of blocks, and the cells for 0-dim values. Each is aligned, whatever the number of parameters, as
-            Triton compiles a kernel once more for tables that are not.
-        origin: what the caller knows the columns by; None if nothing.
+    Attributes:     columns: the addresses that they were made for, cell by cell.     stream: the CUDA stream that they
+    were sent on.     launches: for each launch, which addresses of its parameters are aligned, and three int64 tensors
+    on the device: the table of addresses, the table of blocks, and the cells for 0-dim values. These tensors are always
+    aligned, because Triton would compile the kernel again for unaligned ones.     origin: by which the caller
+    recognises the columns; None if it cannot.
     """
 
     columns: list[list[int]]

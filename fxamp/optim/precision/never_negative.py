@@ -21,9 +21,10 @@ _IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default, aten.clamp.de
 
 
 def never_negative(gm: GraphModule) -> frozenset[str]:
-    """Return the roles of the states that no step makes negative if they are not negative before it.
+    """Return the roles of the states that every step keeps non-negative if they are non-negative before it.
 
-    ``gm``: a step of one parameter whose settings are constants; for other settings of the same signs it holds as well.
+    ``gm``: a step of one parameter whose settings are constants. The result also holds for other settings of the same
+    signs.
     """
     inputs = gm.graph.find_nodes(op="placeholder")
     copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)

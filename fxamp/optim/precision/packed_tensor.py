@@ -1,9 +1,8 @@
 """State in fewer bits: a tensor that looks like the optimizer's, stored as bfloat16 or as 8-bit codes with scales.
 
-A DTensor's state is a DTensor whose part on each rank is packed: its blocks are those of the part.
-
-Any op reads its values; an op that writes to it rounds to nearest. Views cannot be had: who writes to one would
-write to a copy.
+A DTensor's state is a DTensor whose part on each rank is packed: the blocks are those of the part. Any op can read the
+values; an op that writes to the tensor rounds to nearest. There are no views, because a write to a view would go to a
+copy.
 """
 
 from typing import Any
@@ -32,7 +31,7 @@ class PackedTensor(Tensor):
 
     @staticmethod
     def __new__(cls, like: Tensor, form: str, parts: tuple[Tensor, ...]) -> "PackedTensor":
-        """``like``: a dense tensor, of which dtype, size and strides are taken."""
+        """``like``: a dense tensor with the same dtype, size and strides."""
         packed: PackedTensor = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=parts[0].device
         )
