@@ -91,7 +91,7 @@ class CompiledOptimizer:
         return _compiled.get(optimizer)
 
     def keep_state(self, table: OptimizerPrecision | None, seed: int) -> None:
-        """Keep the state in the precision of ``table`` from the next compiled step on; None: as the optimizer makes it."""
+        """Keep the state in the precision of ``table`` from the next compiled step on; None: as the optimizer does."""
         asked = None if table is None or table == OptimizerPrecision() else Precision(table, seed)
         optimizer = self._optimizer()
         if optimizer is not None and self.precision and (asked is None or asked.table != self.precision.table):

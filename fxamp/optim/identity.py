@@ -1,4 +1,4 @@
-"""Recognise the gradients that backwards returned: they are noted there, and clipping, checks and steps ask about them."""
+"""Recognise gradients that backwards returned: backwards note them, and clipping, checks and steps ask."""
 
 from collections.abc import Sequence
 from itertools import count

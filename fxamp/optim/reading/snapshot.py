@@ -1,4 +1,4 @@
-"""What every step reads of its optimizer: the last step's layout serves while all of it is as it was.
+"""The objects that every step reads: while they are unchanged, the last step's layout can be used again.
 
 Objects are compared by identity and tensors by :func:`~fxamp.torch_private.comparison_with`, in C or C++: in tens of
 nanoseconds a tensor. A loop in Python takes ten times as long, which is more than a GPU needs for the step itself.

@@ -152,14 +152,14 @@ def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
 
 
 def wide_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
-    """Flat fakes, of which those for 16-bit floats are float32: they are converted as they are read and written."""
+    """Return flat fakes, with float32 in place of 16-bit floats, which are converted as they are read and written."""
     flat = flat_fakes(tensors, mode)
     with mode:
         return [torch.empty_like(fake, dtype=torch.float32) if fake.dtype in NARROW else fake for fake in flat]
 
 
 def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any, Any]) -> GraphModule:
-    """A flat step's graph, whose nodes name no size, as it is where the size is a symbol, with its ops decomposed."""
+    """Return the graph of a flat step for a symbolic number of elements, with its ops decomposed."""
     environment, source = mode.shape_env, ConstantSource("numel")
     assert environment is not None
     symbol = environment.create_symbol(SIZE_HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
@@ -176,7 +176,7 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
 
 
 def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
-    """Whether what was compiled of :func:`of_any_size`'s graph holds for a number of elements, by the guards on it."""
+    """Return a test: whether code compiled from :func:`of_any_size`'s graph is valid for a number of elements."""
     import sympy
 
     size = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.expr
