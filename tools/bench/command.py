@@ -19,7 +19,7 @@ from fxamp.tools.common.subcommands import Subcommands, dispatch
 SUBCOMMANDS: Subcommands = {
     "check": (
         "fxamp.tools.bench.check.command",
-        "is what fxamp computes on this machine right? Minutes, on a GPU or a CPU",
+        "check the numbers that fxamp computes on this machine: minutes, on a GPU or a CPU",
     ),
     "train": (
         "fxamp.tools.bench.train.command",
@@ -27,11 +27,11 @@ SUBCOMMANDS: Subcommands = {
     ),
     "host": (
         "fxamp.tools.bench.host.command",
-        "what a step of tiny layers costs the host: CPU time and calls, beside torch's",
+        "CPU time and calls that a step of tiny layers takes on the host, beside torch's",
     ),
     "step": (
         "fxamp.tools.bench.train.step",
-        "an optimizer's step: the time of compiling it, and of a step, beside torch's",
+        "how long an optimizer's step takes to compile and to run, beside torch's",
     ),
     "cost": (
         "fxamp.tools.bench.cost.command",

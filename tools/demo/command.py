@@ -70,7 +70,7 @@ def _parser() -> Parser:
     parser.add_argument("--steps", type=positive, help=steps)
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the batches (default 0)")
     parser.add_argument("--threads", type=positive, help="CPU threads (default: torch's; 1 for the tiny model)")
-    parser.add_argument("--picture", type=Path, default=Path("fxamp-demo.svg"), help="where the loss curves go (SVG)")
+    parser.add_argument("--picture", type=Path, default=Path("fxamp-demo.svg"), help="an SVG file for the loss curves")
     spread = parser.add_mutually_exclusive_group()
     for kind, what in (("ddp", "average gradients"), ("fsdp", "shard the parameters")):
         start = f"torchrun --nproc-per-node 2 $(which fxamp-demo) --{kind}"

@@ -35,14 +35,14 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("old", metavar="OLD", help="a built-in policy's name, or a path to a .toml file")
     add("new", metavar="NEW", help="the policy to compare it with")
-    add("--device", metavar="D", help="compare them as they hold on this device; each on its own unless given")
-    add("--torch", metavar="V", help="compare them as they hold for this version of torch; the installed one's if none")
+    add("--device", metavar="D", help="the device to compare them for; each policy's own unless given")
+    add("--torch", metavar="V", help="the version of torch to compare them for; the installed one unless given")
     add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
     add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
     add("--cost", action="store_true", help="with --graph MODEL.py: count a training step on a GPU under both")
     add("--trust", action="store_true", help="allow running code of a graph's file: a .pt2, or an fx_graph_runnable.py")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
-    add("--output", metavar="FILE", help="write there instead of to standard output")
+    add("--output", metavar="FILE", help="write to this file instead of standard output")
     add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
     return parser
 
@@ -74,7 +74,7 @@ def _executed(comparison: Comparison, options: Namespace) -> Comparison:
         from fxamp.tools.diff.cost import cost
 
         if not options.graph:
-            raise OptionError("--cost counts the model of --graph MODEL.py, and there is no --graph")
+            raise OptionError("--cost needs a model: --graph MODEL.py")
         comparison = replace(
             comparison,
             costs=tuple(cost(file, comparison.old, comparison.new, options.format) for file in options.graph),

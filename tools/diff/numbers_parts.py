@@ -42,9 +42,9 @@ def _remarks(numbers: "Numbers") -> Iterator[str]:
     """Yield where the policies first diverge, and warnings about the numbers."""
     where = numbers.where
     if where is None:
-        yield "the policies nowhere differ by more than rounding"
+        yield "no op differs by more than rounding"
     elif isinstance(where, str):
-        yield f"where they first diverge is {where}"
+        yield f"the first divergence is {where}"
     else:
         yield f"they first diverge at {_place(where)}"
     if numbers.random:

@@ -41,8 +41,8 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
         raise _misfit(file, error) from error
     except Exception as error:
         if device == "meta":
-            raise _misfit(file, error, " (with parameters on meta there are no values to run it on)") from error
-        notice(f"running the model on its real inputs, because FakeTensors do not tell enough: {one_line(error)}")
+            raise _misfit(file, error, " (parameters on meta have no values to run it on)") from error
+        notice(f"running the model on its real inputs, because FakeTensors are not enough: {one_line(error)}")
     try:
         with restored(program.model, (program.args, dict(program.kwargs))):
             return _compiled(program, device)

@@ -12,7 +12,7 @@ _SUBCOMMANDS: Subcommands = {
     "list": ("fxamp.tools.policy.list", "list the shipped policies: where each runs, and what it does"),
     "check": ("fxamp.tools.policy.check", "validate policy files: all mistakes at once, each with its line"),
     "show": ("fxamp.tools.policy.show", "print a resolved policy, with the place where each line was written"),
-    "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and what became of the others"),
+    "explain": ("fxamp.tools.policy.explain", "say which rule decides a call, and why the others do not"),
     "calibrate": (
         "fxamp.tools.policy.calibrate.command",
         "propose a patch from the ranges of values and gradients",

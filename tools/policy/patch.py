@@ -23,7 +23,7 @@ def add_model(parser: Parser, policy: str) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL.py", help="defines model and batches (or inputs), and perhaps loss(output)")
     add("--policy", metavar="P", help=policy)
-    add("--output", metavar="FILE", help="where the patch is written; standard output unless given")
+    add("--output", metavar="FILE", help="write the patch to this file; standard output unless given")
     add("--batches", metavar="N", type=positive, help="take the first N batches only")
 
 

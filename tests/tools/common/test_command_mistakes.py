@@ -125,7 +125,7 @@ CASES = [
     ("bench cost nowhere.py --layers 2", "--layers are for the models"),
     ("bench cost --optimizer AdamX", "AdamW"),
     ("bench policies --policy cuda-bfloat16-laen", "did you mean 'cuda-bfloat16-lean'"),
-    ("bench check --device cpu --only unscael", "no check's name holds it"),
+    ("bench check --device cpu --only unscael", "no check's name contains it"),
     ("bench kernels --devic x", "'--devic'"),
     ("bench kernels --json --markdown", "not allowed with"),
     ("demo --polcy x", "'--policy'"),

@@ -141,7 +141,7 @@ def test_code_that_needs_values_runs_the_model_and_says_so(tmp_path: Path, capsy
         "inputs = (torch.ones(4, 4),)\n"
     )
     assert len(_load(tmp_path, text)) == 2
-    assert "running the model on its real inputs, because FakeTensors do not tell enough: " in capsys.readouterr().err
+    assert "running the model on its real inputs, because FakeTensors are not enough: " in capsys.readouterr().err
 
 
 def test_a_model_without_a_graph(tmp_path: Path) -> None:

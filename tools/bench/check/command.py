@@ -38,7 +38,9 @@ def parser(prog: str) -> Parser:
     result.add_argument(
         "--lowering", type=one_of(*LOWERINGS), default="inductor", help="of the compiled graphs (inductor)"
     )
-    result.add_argument("--only", action="append", metavar="TEXT", help="checks whose name holds TEXT; may be repeated")
+    result.add_argument(
+        "--only", action="append", metavar="TEXT", help="only checks whose name contains TEXT; repeatable"
+    )
     result.add_argument("--jobs", type=positive, help="processes at once (default: one for each processor, at most 4)")
     result.add_argument("--no-speed", action="store_true", help="measure no bandwidth")
     add_styles(result)
@@ -74,7 +76,7 @@ def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
     names = [check.name for check in checks(device, options.lowering)]
     chosen = [at for at, name in enumerate(names) if not options.only or any(text in name for text in options.only)]
     if not chosen:
-        raise OptionError(f"--only {options.only[0]!r}: no check's name holds it{nearest(options.only[0], names)}")
+        raise OptionError(f"--only {options.only[0]!r}: no check's name contains it{nearest(options.only[0], names)}")
     with tempfile.TemporaryDirectory() as cache, bar("checks", len(chosen), "check") as shown:
         start = partial(Process, checks, device, options.lowering, cache=Path(cache), settings=_SETTINGS[device])
         for outcome in outcomes(names, chosen, start, options.jobs or processes()):

@@ -32,7 +32,13 @@ def parser(prog: str) -> Parser:
     add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
     add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
     add("--every", action="store_true", help="one table of all large models, in both dtypes, by each kind of policy")
-    add("--layers", type=positive, nargs="+", metavar="N", help="so many layers, or stages; two or more extrapolate")
+    add(
+        "--layers",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="layers, or stages, to count; several extrapolate",
+    )
     add(
         "--policy",
         action="append",
@@ -52,8 +58,8 @@ def parser(prog: str) -> Parser:
         default="AdamW",
         help=f"{', '.join(OPTIMIZERS)}, in torch's fused form (AdamW)",
     )
-    add("--clip", action="store_true", help="gradients are clipped to a norm")
-    add("--loss-only", action="store_true", help="nothing but the loss leaves the compiled graph")
+    add("--clip", action="store_true", help="clip the gradients to a norm")
+    add("--loss-only", action="store_true", help="the compiled graph returns the loss alone")
     add("--kernels", type=natural, default=0, metavar="N", help="list the N heaviest kernels of each")
     add(
         "--kept",

@@ -32,7 +32,7 @@ def prepare_torch() -> None:
                 f"counting needs a torch for NVIDIA GPUs, and torch {build['__version__']} is for {other}; accepted: "
                 "builds for CUDA, and CPU builds (pip install torch --index-url https://download.pytorch.org/whl/cpu)"
             )
-    assert "torch" not in sys.modules, "torch has made its CUDA hooks already"
+    assert "torch" not in sys.modules, "torch has already created its CUDA hooks"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     library = compiled_hooks(home, build["__version__"])
     for name in ("libc10.so", "libtorch_cpu.so"):

@@ -59,7 +59,7 @@ def parser(prog: str) -> Parser:
     result.add_argument(
         "--policy", type=one_of(*names), action="append", help="a shipped policy; may be repeated (all)"
     )
-    result.add_argument("--output", metavar="FILE", help="write the figures there, as policies/figures.json holds them")
+    result.add_argument("--output", metavar="FILE", help="write the figures to this file, as policies/figures.json")
     add_styles(result)
     return result
 

@@ -23,7 +23,7 @@ def parser(prog: str) -> Parser:
     result.add_argument(
         "--only", type=one_of(*KINDS), action="append", metavar="KIND", help=f"one of: {', '.join(KINDS)}; repeatable"
     )
-    result.add_argument("--rounds", type=positive, default=10, help="a ratio is of one round (10)")
+    result.add_argument("--rounds", type=positive, default=10, help="number of rounds; each gives one ratio (10)")
     result.add_argument("--steps", type=positive, default=30, help="steps of each contender in a round (30)")
     result.add_argument("--parameters", type=positive, help="of each row, instead of the usual ones")
     result.add_argument("--lowering", type=one_of("inductor", "aot_eager"), default="inductor", help="(inductor)")

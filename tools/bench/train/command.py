@@ -48,7 +48,7 @@ def parser(prog: str) -> Parser:
         action="store_true",
         help="step as the policies' [optimizer] tables say (else torch's step)",
     )
-    add("--all-results", action="store_true", help="all results leave the model, as logits, not the loss alone")
+    add("--all-results", action="store_true", help="the model returns all results, such as logits, not the loss alone")
     add("--contenders", type=some_of(*CONTENDERS), help=f"of {','.join(CONTENDERS)} (default: all that suit, no fp8)")
     add("--baseline", help="the contender that ratios are taken to (default: the best other way on the device)")
     add("--steps", type=positive, help="measured steps of a contender in a round (default 10; 2 for small)")

@@ -33,7 +33,7 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
         finished = all(_start(runners, number, experiment, folder, reference, say) for number in starts)
     float32 = next((name for name in FLOAT32 if name in names), "")
     results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
-    notes = (f"No error of the gradient: {without}.",) if without else ()
+    notes = (f"The gradient's error is not measured: {without}.",) if without else ()
     return Comparison(experiment, facts, baseline, float32, results, notes, interrupted=not finished)
 
 

@@ -52,12 +52,12 @@ def parser(prog: str) -> Parser:
     add("--time", type=positive_number, metavar="R", help="of a step, over the base's (any; 1.1 with --prefer error)")
     add("--prefer", type=one_of(*PREFERENCES), default="time", help=f"{', '.join(PREFERENCES)}: what is least (time)")
     add("--base", dest="policy", default="cuda-bfloat16", metavar="P", help="the policy to extend (cuda-bfloat16)")
-    add("--loss-only", action="store_true", help="results beside the loss are not made: the training reads none")
+    add("--loss-only", action="store_true", help="training reads the loss alone, so other results are not computed")
     add("--sister", metavar="SMALL.py", help="a small model with the same modules, on which the error is measured")
     add("--batches", metavar="N", type=positive, help="measure the error on the first N batches only")
     add("--batch", action="store_true", help="count the largest batch with which a step fits")
     add("--chart", metavar="FILE", help="draw time, memory and error of all policies: an SVG file")
-    add("--output", metavar="FILE", help="where the policy is written; standard output unless given")
+    add("--output", metavar="FILE", help="write the policy to this file; standard output unless given")
     add("--json", action="store_true", help="print one JSON object instead of a table")
     return result
 

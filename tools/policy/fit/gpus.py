@@ -64,6 +64,6 @@ def amount(text: str) -> int:
     bytes_ = int(float(match[1]) * _UNITS.get(match[2] or "b", 0)) if match else 0
     if bytes_ < 1:
         raise ArgumentTypeError(
-            f"{text!r} is no amount of memory; accepted: a number above 0 with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+            f"{text!r} is not a size of memory; accepted: a number above 0 with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         )
     return bytes_
