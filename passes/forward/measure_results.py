@@ -10,8 +10,9 @@
    Inductor fuses no kernels whose nodes are far apart; at the start if the graph may write to it.
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return theirs to the graph outside,
    named ``"body/node"``; those of the branch that does not run are zeros. Other higher-order ops are measured by their
-   results. Inside of torch.func transforms nothing is measured: values there have other shapes. With ``backwards``
-   those of Functions return theirs as one more result, for eager runs; else AOTAutograd traces them.
+   results. Inside of torch.func transforms nothing is measured: values there have other shapes; nor where no result is
+   read, since a compiler drops it. With ``backwards`` those of Functions return theirs as one more result, for eager
+   runs; else AOTAutograd traces them.
 6. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
    the backward.
 """
@@ -144,7 +145,7 @@ def _measured_bodies(node: Node) -> list[Body]:
             return []
         results: Any = graph_output(function.forward.module.graph).args[0]
         return [function.forward] if isinstance(results[0], (tuple, list)) else []
-    return bodies(node) if node.target in (*_CHECKPOINTS, _COND) else []
+    return bodies(node) if node.users and node.target in (*_CHECKPOINTS, _COND) else []
 
 
 def _is_measured_inside(node: Node) -> bool:

@@ -70,13 +70,15 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
         if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
-        if differences and _mixed(program, setting, expected, plain):
+        if differences and _mixed(program, setting, expected, plain, differences):
             raise Refused("autocast's cache mixes dtypes, and Dynamo has read the dtype of what comes of it")
         if differences and _parted(expected, plain):
             raise Refused("results that are one under autocast leave in two dtypes, as captured")
         changed = _changed_by_torch(program, setting, differences, expected) if differences else []
         if changed:
             raise Refused(f"torch.compile alone: {changed[0]}")
+        if _raised(differences) and _raises_as_written(program, setting, differences[0]):
+            raise Refused(f"eager mode too: {differences[0]}")
         if _raised(differences):  # AOTAutograd traces the backward of all results
             oracle(run_eager, program, replace(setting, used=ALL))
         if differences and _reordered(program, setting, expected, differences):
@@ -149,10 +151,11 @@ def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome
     return not {_what(one) for one in differences} & {_what(one) for one in without}
 
 
-def _mixed(program: Program, setting: Setting, expected: Outcome, plain: Outcome) -> bool:
+def _mixed(program: Program, setting: Setting, expected: Outcome, plain: Outcome, differences: list[str]) -> bool:
     """Whether autocast's cache hands out casts of another region's dtype, so that eager mode cannot run the program.
 
-    Dynamo's trace can, and the dtypes that the program asks for are those of such a mixture.
+    Dynamo's trace can, and the dtypes that the program asks for are those of such a mixture. Without the cache no
+    result differs.
     """
     try:
         _run_eager(program, setting, Flavour.PROGRAM)
@@ -160,7 +163,17 @@ def _mixed(program: Program, setting: Setting, expected: Outcome, plain: Outcome
         with suppress(RuntimeError):  # which has another cause, where the program raises without the cache too
             uncached = run_eager(program, setting, cached=False)
             expected = uncached if setting.ambient else expected
-            return not _differences(lambda: run_compiled(program, setting, cached=False), expected, plain, setting)
+            without = _differences(lambda: run_compiled(program, setting, cached=False), expected, plain, setting)
+            return not without or (any(map(_is_result, differences)) and not any(map(_is_result, without)))
+    return False
+
+
+def _raises_as_written(program: Program, setting: Setting, raised: str) -> bool:
+    """Whether eager mode raises the same in the program's own flavour: a selective checkpoint has one backward."""
+    try:
+        _run_eager(program, setting, Flavour.PROGRAM)
+    except Exception as error:
+        return raised.startswith(f"{_RAISED} {type(error).__name__}: {error}")
     return False
 
 
@@ -304,7 +317,7 @@ def _run_eager(program: Program, setting: Setting, flavour: Flavour, cached: boo
     built = build(program, flavour)
     module, call = built.module, built.flat(built.module)
     evaluates = call if setting.ambient else None
-    call = call if setting.own else _under_autocast(call, program, cached)
+    call = call if setting.own and cached else _under_autocast(call, program, cached, not setting.own)
     with nullcontext() if setting.ambient else patch.object(torch.autograd, "grad", _gradients_outside_of_autocast):
         outcome = _observe(Run(call, module, built.inputs, _scaler(setting), evaluates=evaluates), setting)
     if setting.scaled:  # torch's scaler leaves alone what no optimizer has
@@ -327,7 +340,7 @@ def _gradients_outside_of_autocast(
 
 
 def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Outcome:
-    """Through fxamp. The ambient autocast, which Dynamo traces under, caches its casts if they are ``cached``."""
+    """Through fxamp. Autocast, ambient or of the program, which Dynamo traces, caches its casts if ``cached``."""
     torch._dynamo.utils.counters.clear()
 
     def start(scale: float = _SCALE) -> Run:
@@ -345,7 +358,7 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
             options["scaler"] = scaler
         call = built.flat(torch.compile(module, backend="fxamp", options=options))
         evaluates = call if setting.ambient else None
-        call = _under_autocast(call, program, cached) if setting.ambient else call
+        call = _under_autocast(call, program, cached, setting.ambient) if setting.ambient or not cached else call
         state = "cpu-bfloat16-lean" if setting.compiled == "compiled-lean" else None
         optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
@@ -391,10 +404,12 @@ def _captured(setting: Setting) -> AbstractContextManager[None]:
 
 
 def _under_autocast(
-    run: Callable[..., list[Tensor]], program: Program, cached: bool = True
+    run: Callable[..., list[Tensor]], program: Program, cached: bool = True, enabled: bool = True
 ) -> Callable[..., list[Tensor]]:
+    """``run`` under an ambient autocast; one that is not ``enabled`` says whether those of the program cache."""
+
     def call(*args: Tensor) -> list[Tensor]:
-        with torch.autocast("cpu", program.lower, cache_enabled=cached):
+        with torch.autocast("cpu", program.lower, enabled, cached):
             return run(*args)
 
     return call

@@ -169,6 +169,11 @@ class Setting:
         """Whether the loss reads the result of that number."""
         return bool(self.used >> result & 1)
 
+    @property
+    def races(self) -> bool:
+        """Whether ops with bodies race: torch traces those at each eager run, which patches modules in all threads."""
+        return self.schedule == "threads" and self.lowering == "eager"
+
     def words(self) -> list[str]:
         """What counts in a summary."""
         some = {ALL: "all results used", 0: "no result used"}.get(self.used, "some results used")

@@ -49,6 +49,19 @@ def test_checkpoints_return_what_is_measured_inside() -> None:
     assert numbers.tolist() == [100.0, torch.inf, torch.inf, torch.inf]
 
 
+def test_a_checkpoint_whose_results_nobody_reads_is_not_measured_inside() -> None:
+    def program(x: Tensor) -> Tensor:
+        def body(y: Tensor) -> None:
+            y.exp()
+
+        checkpoint(body, x, use_reentrant=False)
+        return x + 1
+
+    bench = workbench(program, torch.ones(2, requires_grad=True))
+    bench.run(MeasureResults())
+    assert graph_output(bench.captured.module.graph).meta[MEASURED] == ("l_x_", "add")
+
+
 def test_masks_and_empty_tensors_are_measured_as_they_are() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x.masked_fill(x > 0, -torch.inf), x[:0], torch.zeros(2), torch.full((2,), torch.nan)

@@ -55,7 +55,7 @@ _PREDICATES = ("{}.sum() > 0", "({} > 2).any()", "{}.flatten()[0] < 0")
 @statement()
 def branches(d: Draft) -> None:
     """torch.cond, whose branches return new tensors that are alike. The oracle has an ``if``."""
-    if d.place.body or d.place.inference:
+    if d.place.body or d.place.inference or d.setting.races:
         raise Unfit
     x, names = d.value(lambda v: v.numel() > 0), (d.fresh("body"), d.fresh("body"))
     alike: list[tuple[object, ...]] = []

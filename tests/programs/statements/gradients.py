@@ -15,7 +15,7 @@ def hook(d: Draft) -> None:
     """On a value that is used before or after, or both."""
     if d.setting.schedule == "evaluated":
         raise Unfit
-    x = d.value(lambda v: _is_made(v) and v.dim() >= 1)
+    x = d.value(lambda v: _is_made(v) and _takes_hooks(v) and v.dim() >= 1)
     d.do(f"{x}.register_hook(lambda g: {_of_gradient(d, x)})")
 
 
@@ -24,7 +24,7 @@ def hook_on_leaf(d: Draft) -> None:
     """Each call adds one; a restarted program has lost those of its calls before."""
     if d.place.body or d.setting.schedule in ("threads", "restart", "rewritten"):
         raise Unfit
-    x = d.value(lambda v: v.dim() == 2)
+    x = d.value(lambda v: _takes_hooks(v) and v.dim() == 2)
     leaf = d.pick((d.parameter(*d.shape(x)), x))
     d.do(f"{leaf}.register_hook(lambda g: {_of_gradient(d, x)})")
 
@@ -35,6 +35,11 @@ def _is_made(value: Tensor) -> bool:
         return value.grad_fn is not None
     except RuntimeError:
         return False
+
+
+def _takes_hooks(value: Tensor) -> bool:
+    """Whether torch survives a hook on a value: not on a view after a write through another (pytorch #196459)."""
+    return not (value._is_view() and value._version)
 
 
 def _of_gradient(d: Draft, x: str) -> str:

@@ -23,7 +23,7 @@ def one_layer_in_turns(d: Draft) -> None:
 @statement()
 def mapped(d: Draft) -> None:
     """The operand and the result are float32 for everyone."""
-    if d.place.body or d.place.inference or d.setting.schedule == "twice":
+    if d.place.body or d.place.inference or d.setting.schedule == "twice" or d.setting.races:
         raise Unfit
     x = d.let(f"{d.value(lambda v: v.dim() >= 2 and v.shape[0] > 1)}.float()")
     d.let(f"torch._higher_order_ops.map(lambda v: v.tanh() * 2, {x})", oracle=f"{x}.tanh() * 2")
@@ -59,7 +59,7 @@ def _of_bodies(d: Draft, *ranks: int) -> tuple[str, str]:
 
     Bodies run in the dtypes that they are captured with: products are autocast's where Dynamo captures under it.
     """
-    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice":
+    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice" or d.setting.races:
         raise Unfit
     x = d.let(f"{d.ranked(*ranks)}.float()")
     size = d.shape(x)[-1]
