@@ -190,12 +190,12 @@ def test_a_pickle_remembers_a_scaled_loss() -> None:
 def test_saved_are_settings_not_parts() -> None:
     scaler = GradScaler("cpu", skip="device", step_lowering="aot_eager")
     saved = scaler.__getstate__()
-    assert {"_choice", "_bounds", "_skips", "_ranks", "graph_norm"} <= saved.keys()
+    assert {"_skip_settings", "_bounds", "_skips", "_ranks", "graph_norm"} <= saved.keys()
     assert not {"graphs", "_ledger", "_outcomes"} & saved.keys()
     again = GradScaler.__new__(GradScaler)
     again.__setstate__(saved)
     again.attach()
-    assert again.__getstate__()["_choice"] == saved["_choice"]
+    assert again.__getstate__()["_skip_settings"] == saved["_skip_settings"]
 
 
 def test_step_returns_what_the_optimizer_returns() -> None:

@@ -108,7 +108,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
-        self._skips = SkipSettings(skip, step_lowering, step_mode)
+        self._skip_settings = SkipSettings(skip, step_lowering, step_mode)
         self._ranks = ranks
         self.graphs = GraphFlags()
         self._outcomes = Outcomes()
@@ -200,7 +200,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("step")
         gradients = _gradients(optimizer)
         call = StepCall(optimizer, gradients, record, args, kwargs)
-        plan = plan_step(self._skips, call, self.graphs.attached)
+        plan = plan_step(self._skip_settings, call, self.graphs.attached)
         if plan.unscale:
             self._unscale(optimizer, record, gradients) if record.clipped else self.unscale_(optimizer)
         elif plan.check:
@@ -239,7 +239,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return torch.nn.utils.clip_grad_norm_(gradients.parameters, max_norm)
         record = self._record(optimizer, "clip_grad_norm_")
-        later = will_clip(self._skips, optimizer, gradients, self._holds_scale(record))
+        later = will_clip(self._skip_settings, optimizer, gradients, self._holds_scale(record))
         if not later and any(type(gradient) is not Tensor or gradient.is_sparse for gradient in gradients.gradients):
             # The norm of sharded gradients needs the other ranks, and sparse ones must be summed: torch does both.
             if record.stage is OptState.READY:
