@@ -53,21 +53,6 @@ class Float32Product(torch.autograd.Function):
         return 3 * grad.mm(b.t()), 3 * a.t().mm(grad)
 
 
-class SavesResult(torch.autograd.Function):
-    """Saves what it returns, as softmax, sigmoid and most fast kernels do."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x * 3
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, grad):
-        (y,) = ctx.saved_tensors
-        return grad * y
-
-
 class OtherDevice(torch.autograd.Function):
     @staticmethod
     @custom_fwd(device_type="cuda", cast_inputs=torch.float32)
@@ -100,19 +85,6 @@ def sharing(cast_inputs: torch.dtype | None, decorated: bool = True) -> type[tor
     return type("Sharing", (torch.autograd.Function,), methods)
 
 
-@each_once("function, lowering", [Product, Float32Product], LOWERINGS)
-def test_a_decorated_function_is_as_under_autocast(function, lowering: str) -> None:
-    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return function.apply(a @ b, b + 1) @ a
-
-    assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_the_gradient_of_a_result_is_not_the_result_that_the_function_saves(lowering: str) -> None:
-    assert_like_autocast(lambda a, b: SavesResult.apply(a @ b) + 1, leaf(4, 4), leaf(4, 4), lowering=lowering)
-
-
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_the_function_that_asks_for_float32_runs_in_float32(lowering: str) -> None:
     a = torch.full((4, 4), 1 + 2**-12)
@@ -140,14 +112,6 @@ def test_an_undecorated_function_runs_under_the_rules_in_both_directions(lowerin
         return Product.apply(a @ b, b + 1) @ a
 
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering, oracle=oracle)
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-def test_under_an_ambient_autocast_dynamo_has_done_the_decorators_work(lowering: str) -> None:
-    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return Float32Product.apply(a @ b, b + 1) @ a + Product.apply(a + 2, b)
-
-    assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
 
 
 def test_decorators_for_another_device_ask_for_nothing_here() -> None:
@@ -202,20 +166,6 @@ class Nesting(torch.autograd.Function):
     def backward(ctx, grad):
         (b,) = ctx.saved_tensors
         return grad * b, grad
-
-
-@each_once("grad, lowering", [True, False], LOWERINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_what_a_function_computes_from_its_cast_inputs_has_their_dtype(
-    grad: bool, dtype: torch.dtype, lowering: str
-) -> None:
-    """Dynamo inlines a Function that needs no gradient."""
-
-    def program(a: torch.Tensor) -> torch.Tensor:
-        return Rounding.apply(a) + Rounding.apply(a + 1)
-
-    a = torch.randn(4, 8).to(dtype).requires_grad_(grad)
-    assert_like_autocast(program, a, lowering=lowering)
 
 
 @each_once("grad, lowering", [True, False], LOWERINGS)
