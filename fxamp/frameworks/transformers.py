@@ -37,11 +37,13 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     checkpoints do not change. In float16 the optimizer steps through ``scaler``, gradients are unscaled after the
     backward, logs contain ``loss_scale`` and ``skipped_steps``, and checkpoints contain the scaler's state.
 
-    Args: policy: "auto", a built-in name, a path, or a Policy. scaler: a GradScaler; a dict of its arguments
-    (``{"skip": "device"}``); None: the policy decides. options: further options of the backend. drop_logits: training
-    computes the loss alone; logits over a large vocabulary are the largest other result; what reads them raises
-    DroppedResultError. Evaluation makes them. It needs a policy other than "auto". compile_arguments: arguments of
-    torch.compile, such as ``dynamic``.
+    Args:
+        policy: "auto", a built-in name, a path, or a Policy.
+        scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
+        options: further options of the backend.
+        drop_logits: training computes the loss alone; logits over a large vocabulary are the largest other result.
+            Whatever reads them raises DroppedResultError. Evaluation makes them. Needs a policy other than "auto".
+        compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
         OptionError: an argument is unknown or has an invalid value; in training: ``TrainingArguments(fp16=True)``,

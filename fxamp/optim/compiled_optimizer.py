@@ -55,11 +55,14 @@ class CompiledOptimizer:
     and is not kept alive. A step that creates state, as an optimizer's first step does, is left to the host: either the
     optimizer runs it, or nothing is created.
 
-    Attributes:     own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`;
-    None: as the optimizer wrote it. ``clip_norm``: the norm that it clips gradients to, or None.     precision: of the
-    state; None: as the optimizer makes it.     backward_step: steps the parameters while backwards run; None if nothing
-    does.     reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
-    compilations: how often a step was compiled.
+    Attributes:
+        own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None: as the
+            optimizer wrote it.
+        clip_norm: the norm that it clips gradients to, or None.
+        precision: of the state; None: as the optimizer makes it.
+        backward_step: steps the parameters while backwards run; None if nothing does.
+        reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
+        compilations: how often a step was compiled.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

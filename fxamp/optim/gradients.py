@@ -21,7 +21,9 @@ _grad, _device, _dtype, _layout = map(attrgetter, ("grad", "device", "dtype", "l
 class Gradients:
     """An optimizer's gradients at one moment, read once for everything that one call of the scaler needs.
 
-    Attributes:     parameters: those that have a gradient.     gradients: theirs, in the same order.
+    Attributes:
+        parameters: those that have a gradient.
+        gradients: theirs, in the same order.
     """
 
     parameters: list[Tensor]

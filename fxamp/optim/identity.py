@@ -12,7 +12,7 @@ from fxamp.torch_private import set_version
 
 _version = attrgetter("_version")
 
-#: #: The first version number that identities give to gradients. No tensor is written to in place so often.
+#: The first version number that identities give to gradients. No tensor is written to in place so often.
 _FIRST = 2**20
 _versions = count(_FIRST)
 

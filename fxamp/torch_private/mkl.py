@@ -19,8 +19,6 @@ def has_wide_products() -> bool:
 def add_wide_product(left: Tensor, right: Tensor, total: Tensor, keep: bool = True) -> None:
     """Add ``left.T @ right`` to ``total``, or write it there unless ``keep``; all sums are in float32.
 
-    Breaks loudly, or as a process that ends.
-
     Args:
         left: bfloat16 ``[M, N]`` on the CPU.
         right: bfloat16 ``[M, K]`` on the CPU.

@@ -35,11 +35,13 @@ class StepTarget:
 class _Tables:
     """The inputs of a launch besides the step's tensors, for parameters with the same alignment.
 
-    Attributes:     columns: the addresses that they were made for, cell by cell.     stream: the CUDA stream that they
-    were sent on.     launches: for each launch, which addresses of its parameters are aligned, and three int64 tensors
-    on the device: the table of addresses, the table of blocks, and the cells for 0-dim values. These tensors are always
-    aligned, because Triton would compile the kernel again for unaligned ones.     origin: by which the caller
-    recognises the columns; None if it cannot.
+    Attributes:
+        columns: the addresses that they were made for, cell by cell.
+        stream: the CUDA stream that they were sent on.
+        launches: for each launch, which addresses of its parameters are aligned, and three int64 tensors on the device:
+            the table of addresses, the table of blocks, and the cells for 0-dim values. These tensors are always
+            aligned, because Triton would compile the kernel again for unaligned ones.
+        origin: by which the caller recognises the columns; None if it cannot.
     """
 
     columns: list[list[int]]
