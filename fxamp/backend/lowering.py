@@ -20,10 +20,18 @@ _UNUSED_DEVICE = "ipu"
 
 def lower_graph(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Any:
     """Compile ``gm`` with the lowering that the options name, and return a callable."""
+    lowering = participants.options.lowering
     with _compiled_without_autocast(participants.device), _compiler_required():
-        lowered = _LOWERINGS[participants.options.lowering](gm, inputs, participants)
+        if lowering == "eager":
+            lowered = _without_autocast(gm, participants.device)
+        elif lowering == "aot_eager":
+            lowered = _by_aot_autograd(gm, inputs, participants)
+        else:
+            from fxamp.backend.inductor import lower_by_inductor
+
+            lowered = lower_by_inductor(gm, inputs, participants)
     run = participants.run(lowered, gm)
-    if participants.options.lowering == "eager":
+    if lowering == "eager":
         save_for_second_backward(gm)  # nothing analyses the graph from here on
         keep_random_numbers(gm)
     return run
@@ -57,35 +65,26 @@ def _compiler_required() -> Iterator[None]:
         ) from error
 
 
-def _inductor(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
-    from fxamp.backend.inductor import lower_by_inductor
-
-    return lower_by_inductor(gm, inputs, participants)
-
-
-def _aot_eager(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
+def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
     from fxamp.torch_private.parts.dynamo import common as dynamo_backends
     from fxamp.torch_private.parts.functorch import partitioners
 
-    def as_it_is(graph: GraphModule, _: Sequence[Any]) -> Boxed:
+    def forward(graph: GraphModule, _: Sequence[Any]) -> Boxed:
+        keep_saved_tensors()  # no kernel here would overwrite one
         return boxed(graph)
 
-    def forward(graph: GraphModule, inputs: Sequence[Any]) -> Boxed:
-        keep_saved_tensors()  # no kernel here would overwrite one
-        return as_it_is(graph, inputs)
-
-    lowered = dynamo_backends.aot_autograd(
+    compiler = dynamo_backends.aot_autograd(
         fw_compiler=participants.forward(forward),
-        bw_compiler=participants.backward(as_it_is),
+        bw_compiler=participants.backward(lambda graph, _: boxed(graph)),
         partition_fn=participants.partition(partitioners.min_cut_rematerialization_partition),
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = lowered(gm, list(inputs))
+    compiled: Callable[..., Any] = compiler(gm, list(inputs))
     return compiled
 
 
-def _eager(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
-    device = participants.device
+def _without_autocast(gm: GraphModule, device: str | None) -> Callable[..., Any]:
+    """Return ``gm`` run with autocast off for ``device``; None: as autocast is."""
     if device is None:
         return gm
 
@@ -94,10 +93,3 @@ def _eager(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -
             return gm(*args)
 
     return call
-
-
-_LOWERINGS: dict[str, Callable[[GraphModule, Sequence[Any], Participants], Callable[..., Any]]] = {
-    "inductor": _inductor,
-    "aot_eager": _aot_eager,
-    "eager": _eager,
-}

@@ -5,13 +5,11 @@ constant. A graph may hold the tensors of the module that was captured, and real
 (``torch.tensor([1, 2])``), which it copies at each call.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch.fx import GraphModule
 
 from fxamp.errors import CaptureError
-from fxamp.graph import all_graphs, attribute, describe_source, fake_mode_of, op_name
+from fxamp.graph import all_graphs, attribute, describe_source, fake_mode_of, op_name, tensor_stores
 
 _COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
 
@@ -21,7 +19,7 @@ def require_own_tensors(traced: GraphModule, source: GraphModule) -> None:
 
     ``traced`` was captured from ``source``. The message names the first call that reads the tensor.
     """
-    own = {id(tensor) for tensor in _tensors(source)}
+    own = {id(value) for module in source.modules() for store in tensor_stores(module) for value in store.values()}
     for node in (node for graph in all_graphs(traced) for node in graph.graph.find_nodes(op="get_attr")):
         assert node.graph.owning_module is not None
         value = attribute(node.graph.owning_module, str(node.target))
@@ -33,10 +31,3 @@ def require_own_tensors(traced: GraphModule, source: GraphModule) -> None:
                 f"{op_name(user)} at {describe_source(user)} reads a tensor that fxamp could not follow; accepted: "
                 "torch.compiler.disable or torch._dynamo.graph_break() around the code that makes it"
             )
-
-
-def _tensors(gm: GraphModule) -> Iterator[torch.Tensor]:
-    """Yield every tensor that a module holds: parameters, buffers, plain attributes."""
-    for module in gm.modules():
-        for store in (module._parameters, module._buffers, vars(module)):
-            yield from (value for value in store.values() if isinstance(value, torch.Tensor))

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Proxy
 
 from fxamp.capture.distinct_results import OwnResults
-from fxamp.graph import hold
+from fxamp.graph import hold, tensor_stores
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, track_tensor_tree
 
 
@@ -47,7 +47,7 @@ class ModuleFakes:
 
 @contextmanager
 def _tensors_replaced(module: nn.Module, replacement: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    stores = [(path, store) for path, sub in module.named_modules() for store in _stores(sub)]
+    stores = [(path, store) for path, sub in module.named_modules() for store in tensor_stores(sub)]
     before = [(store, {name: v for name, v in store.items() if isinstance(v, Tensor)}) for _, store in stores]
     for path, store in stores:
         for name, value in list(store.items()):
@@ -58,8 +58,3 @@ def _tensors_replaced(module: nn.Module, replacement: Callable[[str, Tensor], Te
     finally:
         for store, tensors in before:
             store.update(tensors)
-
-
-def _stores(module: nn.Module) -> list[dict[str, object]]:
-    """Return the dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
-    return [module._parameters, module._buffers, vars(module)]  # type: ignore[list-item]

@@ -27,6 +27,7 @@ from fxamp.graph.nodes import (
     register,
     strip_values,
     subgraphs,
+    tensor_stores,
     tensor_value,
 )
 from fxamp.graph.printing import dtype_name, format_graph

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -93,6 +93,11 @@ def hold(root: torch.nn.Module, path: str, tensor: torch.Tensor) -> str:
     elif present is not tensor:
         return hold(root, f"held.{path}", tensor)
     return path
+
+
+def tensor_stores(module: torch.nn.Module) -> list[dict[str, Any]]:
+    """Return the dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
+    return [module._parameters, module._buffers, vars(module)]
 
 
 def tensor_value(node: object) -> torch.Tensor | None:

@@ -157,7 +157,7 @@ def _resnet(width: int, depth: int, classes: int, **_: int) -> nn.Module:
 class MLP(nn.Module):
     """``layers`` linear layers of ``width`` with GELU between them and residuals around them, then a classifier."""
 
-    def __init__(self, layers: int, width: int, classes: int) -> None:
+    def __init__(self, layers: int, width: int, classes: int, **_: int) -> None:
         super().__init__()
         self.body = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
@@ -178,7 +178,7 @@ class Experts(nn.Module):
     router scores highest, so that a token meets two experts on average.
     """
 
-    def __init__(self, width: int, hidden: int, experts: int, classes: int) -> None:
+    def __init__(self, width: int, hidden: int, experts: int, classes: int, **_: int) -> None:
         super().__init__()
         self.experts = experts
         self.norm = nn.LayerNorm(width)
@@ -194,14 +194,6 @@ class Experts(nn.Module):
         by_experts = torch.bmm(F.gelu(torch.bmm(x[chosen], self.rise)), self.fall) * scores.unsqueeze(-1)
         mixed = torch.zeros_like(inputs).index_add(0, chosen.flatten(), by_experts.flatten(0, 1).to(inputs.dtype))
         return F.cross_entropy(self.head(inputs + mixed), targets)
-
-
-def _mlp(layers: int, width: int, classes: int, **_: int) -> nn.Module:
-    return MLP(layers, width, classes)
-
-
-def _experts(width: int, hidden: int, experts: int, classes: int, **_: int) -> nn.Module:
-    return Experts(width, hidden, experts, classes)
 
 
 def _from_config(family: str, head: str, **settings: Any) -> nn.Module:
@@ -260,7 +252,7 @@ MODELS: dict[str, Model] = {
         needs="transformers",
     ),
     "mlp": Model(
-        _mlp,
+        MLP,
         _points,
         {
             "tiny": {"layers": 3, "width": 64, "classes": 10, "batch": 32},
@@ -269,7 +261,7 @@ MODELS: dict[str, Model] = {
         },
     ),
     "moe-tiny": Model(
-        _experts,
+        Experts,
         _points,
         {
             "tiny": {"width": 64, "hidden": 128, "experts": 4, "classes": 10, "batch": 64},

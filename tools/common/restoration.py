@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fxamp.graph import tensor_stores
+
 
 @contextmanager
 def restored(*values: Any) -> Iterator[None]:
@@ -47,11 +49,6 @@ def modules_in(value: Any) -> Iterator[nn.Module]:
 def tensors_beside_modules(value: Any) -> list[Tensor]:
     """Return the tensors that ``value`` holds outside modules: in a tree, or used by a function from outside."""
     return [leaf for leaf in _leaves(value) if isinstance(leaf, Tensor)]
-
-
-def tensor_stores(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the dicts in which a module keeps tensors: parameters, buffers, plain attributes."""
-    return [module._parameters, module._buffers, vars(module)]
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from fxamp.tools.common.restoration import modules_in, tensor_stores
+from fxamp.graph import tensor_stores
+from fxamp.tools.common.restoration import modules_in
 from fxamp.tools.inputs.model_file import Program
 
 

@@ -26,10 +26,6 @@ def _same(text: str) -> str:
     return text
 
 
-def _none() -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class ProgramGraph:
     """One graph of a program, with FakeTensors on the CPU for its inputs, whatever its device is.
@@ -47,7 +43,7 @@ class ProgramGraph:
     warnings: tuple[str, ...] = ()
     devices: Mapping[str, str] = field(default_factory=dict)
     original: Callable[[str], str] = _same
-    fixed: Callable[[], list[str]] = _none
+    fixed: Callable[[], list[str]] = list
 
     def captured(self) -> Captured:
         """Return a new pre-dispatch ATen graph."""

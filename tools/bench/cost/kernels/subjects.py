@@ -118,24 +118,16 @@ class Step:
     table: str = ""
 
 
-def _sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 _CHANCE = 'rounding = "stochastic"'
 #: The steps to count, by name.
 STEPS = {
-    "SGD, momentum": Step(_sgd),
-    "AdamW": Step(_adamw),
-    "AdamW, bfloat16 state": Step(_adamw, table='state = "bfloat16"'),
-    "AdamW, 8bit state": Step(_adamw, table='state = "8bit"'),
-    "AdamW, bfloat16 state, stochastic": Step(_adamw, table=f'state = "bfloat16"\n{_CHANCE}'),
-    "AdamW, 8bit state, stochastic": Step(_adamw, table=f'state = "8bit"\n{_CHANCE}'),
-    "AdamW, bfloat16, 8bit state, stochastic": Step(_adamw, BF16, f'state = "8bit"\n{_CHANCE}'),
+    "SGD, momentum": Step(partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "AdamW": Step(torch.optim.AdamW),
+    "AdamW, bfloat16 state": Step(torch.optim.AdamW, table='state = "bfloat16"'),
+    "AdamW, 8bit state": Step(torch.optim.AdamW, table='state = "8bit"'),
+    "AdamW, bfloat16 state, stochastic": Step(torch.optim.AdamW, table=f'state = "bfloat16"\n{_CHANCE}'),
+    "AdamW, 8bit state, stochastic": Step(torch.optim.AdamW, table=f'state = "8bit"\n{_CHANCE}'),
+    "AdamW, bfloat16, 8bit state, stochastic": Step(torch.optim.AdamW, BF16, f'state = "8bit"\n{_CHANCE}'),
 }
 
 
