@@ -1,4 +1,4 @@
-"""Find an optimizer's gradients, DTensors and sparse ones too, and group them: one call of a kernel per group.
+"""Find an optimizer's gradients, including DTensors and sparse ones, and group them: a kernel is called once per group.
 
 The kernels sort the gradients by dtype.
 """

@@ -24,11 +24,11 @@ MOST_SQUARES = 256
 
 
 class _Backward:
-    """What compiled backwards reported of the gradients of ``owners``, unless the host knows that all are finite.
+    """Reports of compiled backwards on the gradients of ``owners``; none if the host knows that all are finite.
 
     Attributes:
-        owners: weak references to the parameters; None for a gradient that belongs to none.
-        unowned: the number of these.
+        owners: weak references to the parameters; None for a gradient that belongs to no parameter.
+        unowned: the number of gradients that belong to no parameter.
         flags: whether each overflowed, bool or int32 ``[len(owners)]``.
     """
 
@@ -36,17 +36,17 @@ class _Backward:
         self.owners, self.unowned, self.flags = owners, owners.count(None), flags
 
     def living(self) -> list[Tensor | None]:
-        """Return the owners; None for one that is gone, and for a gradient that belongs to none."""
+        """Return the owners; None for one that no longer exists, and for a gradient without a parameter."""
         return [None if owner is None else owner() for owner in self.owners]
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What graphs report of some of the gradients that a check has to do with.
+    """Reports of graphs on some of the gradients that a check covers.
 
-    ``parameters``: theirs; None for a gradient that belongs to none. ``flags``: whether a graph saw an overflow in
-    each, bool or int32; None if there are no graphs. ``unread``: the places of gradients that a check must read,
-    because they are not exactly what a graph checked; None if the flags decide.
+    ``parameters``: those of the gradients; None for a gradient without a parameter. ``flags``: whether a graph saw an
+    overflow in each, bool or int32; None if no graph reported. ``unread``: the positions of gradients that a check must
+    read, because they are not exactly as a graph checked them; None if the flags decide.
     """
 
     parameters: Sequence[Tensor | None]
@@ -176,9 +176,10 @@ class GraphFlags:
         return bool(own) and not self._backwards and not self._checked.changed(own, gradients.parameters)
 
     def reports(self, group: GradientGroup, trusted: bool) -> list[Report]:
-        """Return reports on all gradients of ``group``, with flags on its device, but on none that the host knows.
+        """Return reports on the gradients of ``group``, with flags on its device.
 
-        ``trusted``: False says of no gradient that it is unchanged, so that all are read.
+        Gradients that the host knows to be finite have no report. ``trusted`` False: treat every gradient as changed,
+        so that all are read.
         """
         parameters = group.parameters
         trusted = trusted and self.attached
@@ -212,9 +213,9 @@ class GraphFlags:
         self.scaled_losses = False
 
     def _whole(self, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
-        """Return the flags of backwards, as they are, if each of the parameters is in one, which has no others.
+        """Return the flags as backwards reported them, if these backwards had exactly ``parameters``, each once.
 
-        Backwards of other parameters alone do not matter.
+        Backwards that had none of ``parameters`` do not matter. Return None if the flags must be combined by parameter.
         """
         wanted = set(map(id, parameters))
         parts = [(backward.flags, backward.unowned, backward.living()) for backward in self._backwards.values()]
@@ -226,7 +227,7 @@ class GraphFlags:
         return Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))
 
     def _by_parameter(self, parameters: Sequence[Tensor], unread: list[int], device: torch.device) -> list[Report]:
-        """Return reports where a flag of each parameter must be put together; unchanged gradients first."""
+        """Return reports with flags combined for each parameter; unchanged gradients come first."""
         for table in self._tables.values():
             table.clear()
         for backward in self._backwards.values():

@@ -40,7 +40,7 @@ class Scaling(Participant):
 
     @staticmethod
     def of(scaler: BackwardScaler, policy: Policy, gm: GraphModule) -> "Scaling":
-        """Return that of Dynamo's graph ``gm``."""
+        """Return the participant that scales Dynamo's graph ``gm``."""
         inputs = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
         trained = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
         return Scaling(scaler, policy, all(isinstance(value, nn.Parameter) for value in trained))
@@ -123,7 +123,7 @@ class _Halves:
 
     @staticmethod
     def of(gm: GraphModule) -> "_Halves":
-        """Return those of a graph that the pass has rewritten."""
+        """Return the float16 gradients of a graph that the pass has rewritten."""
         halves = {node for node in tangents(gm) if in_float16(node)}
         inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
         return _Halves(

@@ -1,4 +1,4 @@
-"""The nodes of the autograd graph at which compiled graphs begin and end, and what is known of gradients there.
+"""The nodes of the autograd graph at which compiled graphs begin and end, and the dtype and scaling of gradients there.
 
 ``follow`` (float16_scaling) marks the nodes that it has visited; a border reads the mark when its backward runs.
 """

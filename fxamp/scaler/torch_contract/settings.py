@@ -1,4 +1,4 @@
-"""What a scaler is made with: the bounds of its scale, who decides on a skip, and what a policy says of both."""
+"""The settings of a scaler: the bounds of its scale, who skips steps, and the settings that a policy gives."""
 
 import math
 from dataclasses import dataclass
