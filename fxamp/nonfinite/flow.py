@@ -7,9 +7,10 @@ as finite as what it is made of.
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -20,7 +21,15 @@ from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.shared.kept_packing import PACKED
-from fxamp.passes.shared.magnitudes import MEASURED, OP, holds_infinity, is_made_of_numbers, largest_finite, passes_on
+from fxamp.passes.shared.magnitudes import (
+    MEASURED,
+    OP,
+    holds_infinity,
+    is_made_of_numbers,
+    largest_after,
+    largest_finite,
+    passes_on,
+)
 from fxamp.torch_private import owner_of_gradient, source_text
 
 
@@ -44,7 +53,8 @@ class Value:
     of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest number that is finite
     in its dtype, 0 if it is not floating; a tuple of results is as its first floating one. ``meant``: an infinite
     number is among the arguments of its op. ``fresh``: it is made of finite numbers alone. ``passes``: it holds what
-    its inputs hold, maybe converted. ``forward``: in a backward, the name of the forward's node that it belongs to.
+    its inputs hold, maybe converted. ``largest``: its largest magnitude as a function of its input's. ``forward``: in a
+    backward, the name of the forward's node that it belongs to.
     """
 
     entry: Entry
@@ -55,6 +65,7 @@ class Value:
     meant: bool = False
     fresh: bool = False
     passes: bool = False
+    largest: Callable[[float], float] | None = None
     forward: str = ""
 
     @property
@@ -85,6 +96,21 @@ class Flow:
     def numbers(self) -> int:
         """How many values are measured."""
         return sum(value.number is not None for value in self.values)
+
+    @cached_property
+    def _limits(self) -> tuple[float, Sequence[tuple[int, float]] | None]:
+        """The least limit of a value; the measurement and the limit of each result, None if one is not measured."""
+        results = [self.values[at] for at in self.results]
+        known = [(value.number, value.limit) for value in results if value.number is not None]
+        least = min((value.limit for value in self.values if value.limit), default=0.0)
+        return least, known if len(known) == len(results) else None
+
+    def is_finite(self, numbers: Sequence[float]) -> bool:
+        """Whether it is seen at once that all results, or all values, of the run that measured ``numbers`` are."""
+        least, results = self._limits
+        if results is not None and all(numbers[number] <= limit for number, limit in results):
+            return True
+        return all(number <= least for number in numbers)
 
     def of_gradients(self, with_gradient: Sequence[bool]) -> "Flow":
         """Return the flow in which results without gradient are no results, if others have one, by result."""
@@ -226,6 +252,7 @@ class _Reader:
                 holds_infinity(node),
                 kind is Kind.OP and not passes_on(node) and is_made_of_numbers(node),
                 passes_on(node),
+                largest_after(node),
                 node.meta.get("custom", {}).get(OP, ""),
             )
         )

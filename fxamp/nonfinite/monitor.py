@@ -86,8 +86,7 @@ class Monitor:
 
     def _judge(self, copy: _Copy) -> None:
         numbers = copy.numbers.tolist()
-        results = [copy.flow.values[at] for at in copy.flow.results]
-        if all(value.number is not None and numbers[value.number] <= value.limit for value in results):
+        if copy.flow.is_finite(numbers):
             self._before[copy.flow] = numbers
             return
         readings = Readings.of(copy.flow, numbers)

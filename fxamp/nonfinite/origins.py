@@ -55,7 +55,7 @@ class Readings:
     """What one run of a graph measured, by value: its largest magnitude, its state, and whether an infinity is meant.
 
     Of a value that is not measured these are those of what it is made of; a magnitude is None if nothing is known. A
-    conversion overflows if what it reads is larger than its dtype allows.
+    conversion, or an op whose magnitude follows from its input's, overflows if that is more than its dtype allows.
     """
 
     flow: Flow
@@ -79,9 +79,13 @@ class Readings:
         else:
             below = [self.magnitudes[source] for source in sources if self.flow.values[source].limit]
             known = [number for number in below if number is not None]
-            magnitude = max(known, default=None) if value.passes and len(known) == len(below) else None
+            follows = (value.passes or value.largest) and len(known) == len(below)
+            magnitude = max(known, default=None) if follows else None
             state = max((self.states[source] for source in sources), default=State.FINITE)
-            if magnitude is not None and not state:  # a conversion
+            if magnitude is not None and value.largest is not None:
+                magnitude = value.largest(magnitude)
+                state = _state(magnitude, value.limit)
+            elif magnitude is not None and not state:  # a conversion
                 state = _state(magnitude, value.limit)
         self.magnitudes.append(magnitude)
         self.states.append(state)
@@ -93,7 +97,8 @@ class Readings:
             return True
         if value.kind is not Kind.OP:
             return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
-        if value.number is not None and value.op not in _CARRY and not (value.op in _SCALE and len(value.inputs) == 1):
+        own = value.number is not None or value.largest is not None
+        if own and value.op not in _CARRY and not (value.op in _SCALE and len(value.inputs) == 1):
             return False
         sources = [source for source in value.inputs if self.states[source]]
         if sources:

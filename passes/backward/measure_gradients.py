@@ -4,7 +4,7 @@ As measure-results does for a forward, but in AOTAutograd's graph, after its dec
 lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
 what is computed again, the forward has measured, but for what a policy keeps in 16 bits; what a loss scale multiplies
 is measured on its other side. What the backward of a Function computes of saved values alone may be in the forward, and
-is an input here. Inputs are measured before their first reader. If the backward of one op is decomposed into several,
+is an input here. If the backward of one op is decomposed into several,
 only results that leave it are measured.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, floating_inputs, graph_output
+from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.kept_packing import PACKED
@@ -21,10 +21,12 @@ from fxamp.passes.shared.magnitudes import (
     OP,
     MagnitudeWriter,
     in_shape_read,
+    is_known,
     is_measured,
     is_narrowing,
     measured_results,
     passes_on,
+    place_of,
 )
 from fxamp.passes.shared.saved_values import in_backward
 
@@ -49,15 +51,14 @@ class MeasureGradients(TracedPass[Context]):
                 placed = node in entering or PACKED in node.meta or _of_function(node)
             else:
                 placed = (in_backward(node) or _of_function(node)) and _leaves_op(node)
-            inherits = passes_on(node) and known.issuperset(floating_inputs(node))
+            inherits = is_known(node, known)
             if inherits:
                 known.add(node)
             overflows = (in_backward(node) or _of_function(node)) and not inherits and is_narrowing(node)
-            if overflows or (placed and (node in returned or is_measured(node))):
+            if overflows or (placed and (node in returned or is_measured(node, known))):
                 known.add(node)
                 source = node if node.op == "placeholder" else in_shape_read(node)
-                reader = min(node.users, default=output)
-                with gm.graph.inserting_before(reader if node.op == "placeholder" else source.next):
+                with gm.graph.inserting_before(place_of(source)):
                     names.append(node.name)
                     parts.append(writer.magnitude(source))
         writer.add_output(gm, names, parts)

@@ -1,13 +1,13 @@
 """measure-results: return the largest magnitude of each floating value of a captured graph as one more output.
 
-1. Every floating result, input and constant is measured right after it is made, outside of autograd, as
+1. Every floating result, input and constant is measured outside of autograd, as
    :mod:`fxamp.passes.shared.magnitudes` says; in the shape in which it is read. What a call writes in place is its
    result.
 2. Floating outputs are measured even if they are views of a measured value, unless they are all of it.
 3. The new last output is a 1-dim tensor with one number for each; ``output.meta[MEASURED]`` names their nodes. A graph
    without floating values does not change.
-4. An input or constant is measured before the first conversion that reads it, else before its first reader, because
-   Inductor fuses no kernels whose nodes are far apart; at the start if the graph may write to it.
+4. A value is measured behind its first reader, as ``place_of`` there says; but right after it is made, an input at the
+   start, if the graph may write to it.
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return theirs to the graph outside,
    named ``"body/node"``; those of the branch that does not run are zeros. Other higher-order ops are measured by their
    results. Inside of torch.func transforms nothing is measured: values there have other shapes; nor where no result is
@@ -33,9 +33,10 @@ from fxamp.passes.shared.magnitudes import (
     OP,
     MagnitudeWriter,
     in_shape_read,
-    is_conversion,
+    is_known,
     is_measured,
     measured_results,
+    place_of,
 )
 
 aten = torch.ops.aten
@@ -91,8 +92,8 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
     parts: list[Node] = []
     depth, places = 0, _places(gm)
     results = measured_results(graph_output(gm.graph))
-    made = {node for node in gm.graph.nodes if is_measured(node) or node in results}
-    known = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _is_measured_inside(node)}
+    inside = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _is_measured_inside(node)}
+    known = set(inside)
     for node in list(gm.graph.nodes):
         depth += nesting_change(node.target)
         if depth:
@@ -103,9 +104,12 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
                 inner, numbers = _measure_bodies(node, writer.call, context, backwards)
                 names += inner
                 parts += numbers
-            elif node in made and node not in known:
+            elif node not in inside and (node in results or is_measured(node, known)):
+                known.add(node)
                 names.append(node.name)
                 parts.append(writer.magnitude(source))
+            elif is_known(node, known):
+                known.add(node)
     writer.add_output(gm, names, parts)
     return names
 
@@ -122,14 +126,10 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     for node in gm.graph.nodes:
         source, place = node, first if node.op == "placeholder" else node.next
         if not aliases.mutated(node):
-            if node.op in ("placeholder", "get_attr"):
-                readers = sorted(node.users) or [first]
-                near = next(filter(is_conversion, readers), readers[0])
-                place = near if near in outside else place
-            else:
-                source = in_shape_read(node)
-                source = source if source in outside else node
-                place = source.next
+            source = node if node.op in ("placeholder", "get_attr") else in_shape_read(node)
+            source = source if source in outside else node
+            late = place_of(source)
+            place = late if late in outside else source.next if node.op.startswith("call") else first
         places[node] = source, place
     return places
 

@@ -3,13 +3,15 @@
 One number says whether a value is finite, whether it holds a NaN, and how far it was from its dtype's limit before. It
 is a reduction over the value alone, so that a compiler computes it in the loop that makes or reads the value.
 
-Not measured is what says nothing of its own: views and copies of what is measured, parts of it and what joins it,
-conversions, since whether one overflows follows from the magnitude before it, and what is made of finite numbers alone.
+Not measured is what says nothing of its own: views and copies of what is measured, parts of it and what joins it, what
+is made of finite numbers alone, and ops whose largest magnitude follows from that of what they read: conversions, and
+those of :func:`largest_after`.
 """
 
+import math
 import operator
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import GraphWriter, base_name, graph_output, has_strides, tensor_value
+from fxamp.graph import GraphWriter, base_name, fake_tensors, floating_inputs, graph_output, has_strides, tensor_value
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -56,13 +58,24 @@ _CONVERSIONS = frozenset(
 )
 
 
-def is_measured(node: Node) -> bool:
-    """Whether the value of ``node`` is measured: a floating tensor that says something of its own."""
+def is_measured(node: Node, known: Collection[Node]) -> bool:
+    """Whether the value of ``node`` is measured: a floating tensor that says something of its own.
+
+    ``known``: the nodes before it whose largest magnitudes are measured, or follow from what is.
+    """
     if not can_be_measured(node):
         return False
     if node.op in ("placeholder", "get_attr"):
         return True
-    return node.op == "call_function" and not passes_on(node) and not is_made_of_numbers(node)
+    if node.op != "call_function" or passes_on(node) or is_made_of_numbers(node):
+        return False
+    return largest_after(node) is None or node.args[0] not in known
+
+
+def is_known(node: Node, known: Collection[Node]) -> bool:
+    """Whether the largest magnitude of a result follows from those that are ``known``."""
+    follows = passes_on(node) or largest_after(node) is not None
+    return follows and all(source in known for source in floating_inputs(node))
 
 
 def can_be_measured(node: Node) -> bool:
@@ -87,6 +100,38 @@ def passes_on(node: Node) -> bool:
     return name in WHOLE or name in PARTS
 
 
+def largest_after(node: Node) -> Callable[[float], float] | None:
+    """Return how the largest magnitude in the result of ``node`` follows from that in its input; None if it does not.
+
+    So it does for products and quotients with a number, whole powers, and odd functions that grow everywhere.
+    """
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or node.kwargs:
+        return None
+    source, *numbers = node.args or (None,)
+    if not isinstance(source, Node) or not can_be_measured(source):
+        return None
+    name = base_name(node).partition("::")[2]
+    if not numbers:
+        return _ODD.get(name)
+    number = numbers[0]
+    if len(numbers) > 1 or not isinstance(number, int | float) or not math.isfinite(number):
+        return None
+    if name in ("mul", "div") and number:
+        return partial(operator.mul if name == "mul" else _quotient, abs(number))
+    return partial(_power, int(number)) if name == "pow" and number in range(1, 9) else None
+
+
+def _quotient(number: float, magnitude: float) -> float:
+    return magnitude / number
+
+
+def _power(exponent: int, magnitude: float) -> float:
+    return math.prod([magnitude] * exponent)
+
+
+_ODD: dict[str, Callable[[float], float]] = {"tanh": math.tanh, "erf": math.erf, "atan": math.atan, "asinh": math.asinh}
+
+
 def in_shape_read(node: Node) -> Node:
     """Return the view through which alone ``node`` is read, maybe in a wider dtype; else ``node``.
 
@@ -100,6 +145,24 @@ def in_shape_read(node: Node) -> Node:
         elif not _is_widening(node):
             break
     return read
+
+
+def place_of(node: Node) -> Node:
+    """Return the node before which ``node`` is measured: the one after its :func:`_reader`.
+
+    Inductor's CPU kernels take a reduction into the loop of what comes before it, not of what comes after it; and what
+    is computed element by element comes where it is read.
+    """
+    reader = _reader(node)
+    return reader.next if reader.op.startswith("call") else graph_output(node.graph)
+
+
+def _reader(node: Node) -> Node:
+    """Return the first node that reads ``node``, past views and conversions; conversions come first."""
+    reader = node
+    while reader.users and (reader is node or passes_on(reader)):
+        reader = next(filter(is_conversion, sorted(reader.users)), min(reader.users))
+    return reader
 
 
 def _is_widening(node: Node) -> bool:
@@ -163,7 +226,7 @@ _LIKE = frozenset(
 def holds_infinity(node: Node) -> bool:
     """Whether a number among the arguments of ``node`` is infinite or NaN: what it makes is meant to be."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
-    return any(isinstance(leaf, float) and not isfinite(leaf) for leaf in leaves)
+    return any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in leaves)
 
 
 class MagnitudeWriter:
@@ -178,10 +241,11 @@ class MagnitudeWriter:
         call, value = self.call, node.meta["val"]
         wide = torch.promote_types(value.dtype, torch.float32)
         source = node if self._traced else call(aten.detach.default, node)
+        rows = [-1] if _by_rows(node) else None
         if any(hint(size) is None for size in value.shape):  # there may be no elements, and then no largest
+            rows = None
             zero = call(aten.full.default, [1], 0.0, dtype=value.dtype, device=value.device)
             source = call(aten.cat.default, [call(aten.reshape.default, source, [-1]), zero])
-        rows = [-1] if _has_rows(source.meta["val"]) else None
         if not self._traced:
             largest = call(aten.linalg_vector_norm.default, source, torch.inf, rows, False, dtype=wide)
         else:
@@ -213,13 +277,35 @@ class MagnitudeWriter:
         return call(aten.cat.default, rows)
 
 
-def _has_rows(value: Tensor) -> bool:
-    """Whether to reduce the rows of ``value`` first: a GPU does so where it reads them, as for a norm or a softmax.
+def _by_rows(node: Node) -> bool:
+    """Whether to reduce the rows of the value of ``node`` first.
 
-    A CPU reads all elements in one loop, as it does for ops on each element.
+    A GPU does so where it reads them, as for a norm or a softmax. A CPU reads all elements in one loop, unless the op
+    that makes them, or the first that reads them, has one number for each row.
     """
+    value = node.meta["val"]
     width = hint(value.shape[-1]) if value.dim() > 1 else None
-    return value.device.type != "cpu" and width is not None and width >= _ROW
+    if width is None or width < _ROW:
+        return False
+    return value.device.type != "cpu" or any(_works_by_rows(op, value) for op in (node, _reader(node)))
+
+
+def _works_by_rows(node: Node, value: Tensor) -> bool:
+    """Whether ``node`` computes one number for each row of ``value``, or reads some."""
+    if isinstance(node.target, OpOverload) and base_name(node) in _ROW_OPS:
+        return True
+    others = fake_tensors([node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)])
+    return any(other.is_floating_point() and other.shape == (*value.shape[:-1], 1) for other in others)
+
+
+_ROW_OPS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "rms_norm"),
+        *("cross_entropy_loss", "logsumexp", "_softmax_backward_data", "_log_softmax_backward_data"),
+        *("native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
+    )
+)
 
 
 #: The number of elements from which on a row is reduced by itself.
@@ -238,4 +324,4 @@ def _is_whole(node: Node) -> bool:
         if base_name(node) in PARTS or len(node.all_input_nodes) != 1:
             return False
         node = node.all_input_nodes[0]
-    return is_measured(node)
+    return is_measured(node, ()) and largest_after(node) is None

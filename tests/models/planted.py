@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxamp.nonfinite import watching
 from fxamp.nonfinite.flow import Flow
 from fxamp.nonfinite.origins import Readings
-from fxamp.passes.shared.magnitudes import passes_on
+from fxamp.passes.shared.magnitudes import largest_after, passes_on
 
 #: A sum over 65504: a fault of values in float16 alone.
 SUM = "a sum"
@@ -101,7 +101,8 @@ def _ops(gm: GraphModule, flow: Flow) -> list[Node]:
     """The nodes of ``gm`` whose ops can make a value that is not finite."""
     names = {value.entry.name for value in flow.values if value.limit and not value.fresh}
     calls = [node for node in gm.graph.nodes if isinstance(node.target, OpOverload) and node.name in names]
-    return [node for node in calls if not passes_on(node) and node.meta.get("partitioner_tag") != "is_forward"]
+    free = [node for node in calls if not passes_on(node) and largest_after(node) is None]
+    return [node for node in free if node.meta.get("partitioner_tag") != "is_forward"]
 
 
 def _data(gm: GraphModule, flow: Flow) -> list[Node]:

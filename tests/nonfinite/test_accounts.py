@@ -147,6 +147,18 @@ def test_without_a_policy_values_are_watched_too(lowering: str) -> None:
     assert (only(model).op, only(model).dtype, only(model).advice) == ("aten::exp.default", "f32", "")
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_op_that_is_not_measured_is_named_if_it_overflows(lowering: str) -> None:
+    """What a power, and a product with a number, return follows from the largest magnitude of what they read."""
+    model = compiled(lambda h, x: ((x * 0.5) ** 3 - h).sum(), lowering, policy="auto")
+    x = torch.tensor([1.0, -3.0, 2.0, 0.0])
+    model(torch.ones(2, 4), x)
+    model(torch.ones(2, 4), x * 2e15)
+    found = only(model)
+    assert (found.op, found.value, found.step) == ("aten::pow.Tensor_Scalar", "inf", 2)
+    assert (found.inputs[0].largest, found.before) == (pytest.approx(3e15), 3.375)
+
+
 OVERFLOWS = {
     "exp": lambda h: (torch.exp(h * 30).sum()).log(),
     "a sum": lambda h: (h * 30000).sum().sqrt(),

@@ -1,5 +1,8 @@
 """The pass measure-results on tiny captured graphs."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from support.checks.bench_graph import workbench
 from torch import Tensor
@@ -7,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fxamp.graph import graph_output
 from fxamp.passes.forward.measure_results import MeasureResults
-from fxamp.passes.shared.magnitudes import MEASURED
+from fxamp.passes.shared.magnitudes import MEASURED, largest_after
 
 
 def test_each_floating_value_that_says_something_is_measured() -> None:
@@ -74,7 +77,7 @@ def test_masks_and_empty_tensors_are_measured_as_they_are() -> None:
     assert str(numbers.tolist()) == "[1.0, inf, 0.0, nan]"
 
 
-def test_an_input_is_measured_where_it_is_converted_but_before_it_is_written() -> None:
+def test_an_input_is_measured_behind_its_first_conversions_reader_but_before_it_is_written() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         z = x[0] + 1
         half = x.half() * z.half()
@@ -85,10 +88,12 @@ def test_an_input_is_measured_where_it_is_converted_but_before_it_is_written() -
     bench = workbench(program, x, y)
     bench.run(MeasureResults())
     nodes = list(bench.captured.module.graph.nodes)
-    detached = next(node for node in nodes if node.target is torch.ops.aten.detach.default and node.args[0] is nodes[0])
-    to_half = next(node for node in nodes if node.target is torch.ops.aten.to.dtype and node.args[0] is nodes[0])
-    select = next(node for node in nodes if node.name == "select")
-    assert nodes.index(select) < nodes.index(detached) < nodes.index(to_half)
+    of_x, of_y = (
+        next(node for node in nodes if node.target is torch.ops.aten.detach.default and node.args[0] is nodes[at])
+        for at in (0, 1)
+    )
+    product, written = (next(node for node in nodes if node.name == name) for name in ("mul", "mul_"))
+    assert nodes.index(of_y) < nodes.index(product) < nodes.index(of_x) < nodes.index(written)
     *_, numbers = bench.captured.module(x, y)
     assert numbers.tolist()[:2] == [1.0, 3.0]
 
@@ -105,3 +110,43 @@ def test_a_value_is_measured_in_the_shape_in_which_it_is_read() -> None:
     detached = bench.captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default)
     shapes = {node.args[0].name: tuple(node.meta["val"].shape) for node in detached}
     assert shapes["view"] == (2, 2, 4) and shapes["exp"] == (4, 4) and "mm" not in shapes
+
+
+#: Ops that are not measured if what they read is: their largest magnitude follows from that.
+FOLLOWING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product": lambda x: x * -250,
+    "a small product": lambda x: x * 1e-3,
+    "a quotient": lambda x: x / 0.004,
+    "a square": lambda x: x**2,
+    "a power": lambda x: x**3.0,
+    "tanh": lambda x: torch.tanh(x),
+    "erf": lambda x: torch.erf(x),
+    "atan": lambda x: torch.atan(x),
+    "asinh": lambda x: torch.asinh(x),
+}
+
+#: As above, but they are measured: zero times infinity is no number, and signs and least magnitudes decide.
+FREE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a product with zero": lambda x: x * 0,
+    "a reciprocal": lambda x: x**-1,
+    "a root": lambda x: x**0.5,
+    "a sum with a number": lambda x: x + 1,
+    "a product of two": lambda x: x * x,
+    "exp": lambda x: torch.exp(x),
+}
+
+
+@pytest.mark.parametrize("op", [*FOLLOWING, *FREE])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_magnitude_that_follows_is_that_of_the_result(op: str, dtype: torch.dtype) -> None:
+    bench = workbench(FOLLOWING.get(op) or FREE[op], torch.ones(2, dtype=dtype))
+    *_, node, _ = bench.captured.module.graph.nodes
+    follows = largest_after(node)
+    assert (follows is not None) == (op in FOLLOWING)
+    if follows is None:
+        return
+    for number in (0.0, 0.3, 37.0, 3e4, torch.finfo(dtype).max, torch.inf, torch.nan):
+        made = FOLLOWING[op](torch.tensor([0.1, -number], dtype=dtype)).abs().amax().item()
+        expected = follows(max(torch.tensor([number, 0.1], dtype=dtype).tolist()))
+        rounded = torch.tensor(expected, dtype=torch.float64).to(dtype).item()
+        assert rounded == pytest.approx(made, rel=2 * torch.finfo(dtype).eps, nan_ok=True), number
