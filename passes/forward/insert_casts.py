@@ -167,9 +167,9 @@ class _Rewriter:
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):
-            if self._context.captured_autocast is not None:
-                recompute(node)  # the captured value is the one under autocast, not under this policy
-            return
+            # The captured value is the one under autocast, which may take what the op itself refuses.
+            if self._context.captured_autocast is None or (recompute(node) is None and not self._changed(node)):
+                return
         why = rejection(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call

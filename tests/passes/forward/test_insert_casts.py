@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -192,6 +193,25 @@ def test_what_an_op_would_refuse_is_cast_back(program) -> None:
     out = bench.captured.module(a)
     value = out[0] if isinstance(out, tuple) else out
     torch.testing.assert_close(value.float(), program(a))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda a: a.mm(a)[None].bmm(a[None]), id="bmm"),
+        pytest.param(lambda a: torch.addmm(a, a.mm(a), a), id="addmm"),
+        pytest.param(lambda a: torch.nn.functional.linear(a.mm(a), a, a[0]), id="linear"),
+    ],
+)
+def test_what_autocast_casts_but_no_rule_gets_the_widest_captured_dtype(program) -> None:
+    a = torch.tensor([[1.01, 2.0], [3.0, 4.0]])
+    rules = policy(Rule("products", Category.LOWER_PRECISION_FP, ("mm",)))
+    bench = workbench(program, a, under=rules, ambient=torch.bfloat16)
+    assert bench.run(*PASSES).counts["cast back"] == 1
+    (result,) = bench.captured.module(a)
+    narrow = a.bfloat16()
+    with mock.patch.object(torch.Tensor, "mm", lambda *_: torch.mm(narrow, narrow).float()):
+        assert torch.equal(result, program(a))
 
 
 @pytest.mark.parametrize("weight, casts", [(torch.tensor(0.3), 0), (torch.full((2, 2), 0.3), 2)])
