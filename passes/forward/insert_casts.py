@@ -166,10 +166,11 @@ class _Rewriter:
             self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.cached and choice.rule.id != REGISTERED_ID)
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
-        if not touched and (writes(node) or not lacks_kernel(node)):
-            # The captured value is the one under autocast, which may take what the op itself refuses.
-            if self._context.captured_autocast is None or (recompute(node) is None and not self._changed(node)):
-                return
+        alone = self._context.captured_autocast is None
+        # Else the captured value is the one under autocast, which takes what the op itself may refuse.
+        fits = not touched and (writes(node) or not lacks_kernel(node))
+        if fits and (alone or (recompute(node) is None and not self._changed(node))):
+            return
         why = rejection(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call

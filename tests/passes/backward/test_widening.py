@@ -1,4 +1,4 @@
-"""A 16-bit gradient that a backward widens: whoever reads it in 16 bits reads it before the cast, through the same views."""
+"""A 16-bit gradient that a backward widens is read in 16 bits through the same views as after the cast."""
 
 import pytest
 import torch
