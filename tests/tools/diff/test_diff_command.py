@@ -80,8 +80,6 @@ TORCH = ["--torch", "2.13"]
         ("dtypes", "markdown", "cuda-float16", "cuda-bfloat16"),
         ("dtypes", "json", "cuda-float16", "cuda-bfloat16"),
         ("norms", "json", "cuda-float16", "cuda-float16-fast-norms"),
-        ("devices", "text", "cuda-float16", "cpu-float16"),
-        ("devices", "markdown", "cuda-float16", "cpu-float16"),
     ],
 )
 def test_formats(name: str, format: str, old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
