@@ -54,9 +54,9 @@ def laid_out_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def settle_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the parameter's gradient; one with another layout is first replaced by one with the parameter's.
+    """Return the parameter's gradient; if it is laid out otherwise, first lay it out like the parameter.
 
-    A collective call then: all ranks of the mesh must make it.
+    That is a collective call: all ranks of the mesh must make it.
     """
     gradient = parameter.grad
     if gradient is None or not (is_dtensor(gradient) and is_dtensor(parameter)) or laid_out_alike(gradient, parameter):

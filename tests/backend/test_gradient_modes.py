@@ -20,20 +20,6 @@ def view_without_gradients(x: Tensor, w: Tensor) -> Results:
     return h, v, v * 2
 
 
-def view_of_such_a_view(x: Tensor, w: Tensor) -> Results:
-    h = F.linear(x, w)
-    with torch.no_grad():
-        v = h.t()
-    return h, v[1:], v
-
-
-def copy_without_gradients(x: Tensor, w: Tensor) -> Results:
-    h = F.linear(x, w)
-    with torch.no_grad():
-        v = h[:, :-1].contiguous().view(-1)
-    return h, v
-
-
 def broken_without_gradients(x: Tensor, w: Tensor) -> Results:
     h = F.linear(x, w)
     with torch.no_grad():
@@ -63,8 +49,6 @@ def broken_with_gradients(x: Tensor, w: Tensor) -> Results:
 
 PROGRAMS = (
     view_without_gradients,
-    view_of_such_a_view,
-    copy_without_gradients,
     broken_without_gradients,
     product_with_gradients,
     broken_with_gradients,

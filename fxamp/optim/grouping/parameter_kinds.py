@@ -99,7 +99,7 @@ def same_order(one: Tensor, other: Tensor) -> bool:
 
 
 def _dtypes(layout: Layout, at: int) -> Hashable:
-    """Return what a flat tensor still shows of a parameter, its gradient and its state."""
+    """Return the dtypes of a parameter, its gradient and its state, which a flat tensor still shows."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     assert gradient is not None
     entry = layout.state.get(parameter, {})

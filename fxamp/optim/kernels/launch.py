@@ -97,7 +97,7 @@ class StepKernel:
             self._launch(tables, shared)
 
     def again(self, origin: object, shared: Sequence[Tensor]) -> bool:
-        """Step where the last step did, and return True, if it had the same origin and stream; not under capture."""
+        """Repeat the last step and return True if origin and stream are the same; never during a CUDA capture."""
         tables = self._tables
         with on_device(self._target.device):
             if (

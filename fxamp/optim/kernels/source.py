@@ -197,7 +197,7 @@ class Writer:
         return [f"{self.name(node)} = {self._expression(node)}", *self._rounding(node)]
 
     def _is_skipped(self, node: Node) -> bool:
-        """Whether the node only chooses between what was there and what a step writes that is not skipped."""
+        """Whether the node only selects an input's old or new value, by the flag that skips the step."""
         chooses = node.target is aten.where.self and node.args[0] is self.skip and is_flat(node)
         return chooses and all(user.target is aten.copy_.default for user in node.users)
 

@@ -127,13 +127,13 @@ def _form(value: Tensor) -> str:
 
 
 def streams(seed: int, members: Sequence[int]) -> Tensor:
-    """Return what tells apart the random bits of parameters: an int32 for each, from seed and position."""
+    """Return the number of each parameter's stream of random bits: an int32, from seed and position."""
     place = torch.tensor(members, dtype=torch.int32, device="cpu")
     start = torch.tensor(seed * 0x9E3779B1 + 1 & 0xFFFFFFFF, device="cpu").to(torch.int32)  # modulo 2**32
     return mixed(mixed(place + 1) ^ mixed(start))
 
 
 def parts_of(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the tensors; in place of a packed one its parts."""
+    """Yield the tensors, with packed ones replaced by their parts."""
     for tensor in tensors:
         yield from tensor.parts if isinstance(tensor, PackedTensor) else (tensor,)

@@ -254,7 +254,7 @@ class _AllAtOnce:
         self._spread = functools.lru_cache(maxsize=1)(self._spread_numbers)
 
     def again(self, addresses: list[int] | None, numbers: list[list[Any]], extras: Sequence[Tensor]) -> bool:
-        """Launch as the last time if all of the layout's tensors are where they were; return whether they were.
+        """Repeat the last launch if none of the layout's tensors has moved; return whether it did.
 
         ``addresses``: of all of the layout's tensors, or None.
         """

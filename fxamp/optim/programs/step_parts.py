@@ -43,7 +43,7 @@ class CompiledParts:
 
     @cached_property
     def launches(self) -> bool:
-        """Whether a part can be launched again as it was, if each of the layout's tensors is where it was."""
+        """Whether a part can repeat its last launch if none of the layout's tensors has moved."""
         return any(isinstance(part, KindStep) and part.launches for part in self.parts)
 
     def __call__(

@@ -1,1 +1,1 @@
-"""What the optimizer's next step will read."""
+"""The inputs of the optimizer's next step."""

@@ -1,4 +1,4 @@
-"""Reduce a value to what a trace that reads it depends on: hashable and comparable."""
+"""Reduce a value to the properties that a trace depends on, hashable and comparable."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -35,7 +35,7 @@ def tensor_properties(tensor: Tensor) -> Hashable:
 
 
 def setting_fingerprint(value: Any) -> Hashable:
-    """Return what a trace depends on of a group's setting: everything but the values of floats."""
+    """Return the properties of a group's setting that a trace depends on: everything except the values of floats."""
     if type(value) is float:
         return _LIFTED
     if type(value) in (tuple, list):

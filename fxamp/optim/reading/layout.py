@@ -1,4 +1,4 @@
-"""What an optimizer's next step will read: tensors, numbers, and all else that a trace depends on."""
+"""The inputs of an optimizer's next step: tensors, numbers, and everything else that a trace depends on."""
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

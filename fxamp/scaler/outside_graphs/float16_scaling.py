@@ -91,7 +91,7 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
 
 @dataclass(frozen=True)
 class _Site:
-    """A node; which of its incoming gradients are float16, and which of its outgoing ones, by edge.
+    """A node, and which of its incoming and outgoing gradients are float16, by edge.
 
     ``leaving`` holds None for an edge without a gradient.
     """

@@ -1,4 +1,4 @@
-"""Whether steps were taken: how many were not, a flag on the device, and what the host knows without waiting."""
+"""Which steps were taken: the count of skips, a flag on the device, outcomes that the host knows without waiting."""
 
 from collections import deque
 from dataclasses import dataclass
