@@ -2,22 +2,19 @@
 
 import copy
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from support.checks.exhaustive import exhaustive
 from support.oracles.mxfp8_beside import RECIPES as MXFP8
 from support.oracles.mxfp8_beside import converted as in_mxfp8
-from support.oracles.rounded_training import compiled, last_loss, same, whole_error
+from support.oracles.rounded_training import compiled, same, whole_error
 from support.oracles.torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted, multiplied
 from support.programs.small_models import Wrapped
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers.pytorch_utils import Conv1D
 
 import fxamp
 from fxamp.policy import Category, Policy, Rule
@@ -82,67 +79,6 @@ def test_linear_layers_are_torchaos(recipe: str, lowering: str) -> None:
 
     ours = compiled(model, policy=policy(recipe), lowering=lowering)
     assert same(gradients(ours, ours, x), gradients(beside if whole else theirs, theirs, x)) == []
-
-
-def small_gpt2() -> nn.Module:
-    size = {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 64, "n_positions": 16}
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        **size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager"
-    )
-    return transformers.GPT2LMHeadModel(config)
-
-
-def small_llama() -> nn.Module:
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.LlamaConfig(**size, num_key_value_heads=2, vocab_size=64, attn_implementation="eager")
-    return transformers.LlamaForCausalLM(config)
-
-
-class Transposed(nn.Linear):
-    """A Conv1D of transformers as the linear layer that torchao can swap."""
-
-    @staticmethod
-    def of(layer: Conv1D) -> "Transposed":
-        replacement = Transposed(*layer.weight.shape)
-        replacement.weight = nn.Parameter(layer.weight.detach().t())
-        replacement.bias = layer.bias
-        return replacement
-
-
-def with_linear_layers(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` in which every Conv1D is a linear layer."""
-    twin = copy.deepcopy(model)
-    for module in list(twin.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, Conv1D):
-                setattr(module, name, Transposed.of(child))
-    return twin
-
-
-LANGUAGE_MODELS = list(product([small_gpt2, small_llama], ["tensorwise", "rowwise"], ["eager", "aot_eager"]))
-LANGUAGE_MODELS += [(small_gpt2, "floor", "eager"), (small_llama, "rceil", "aot_eager")]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", LANGUAGE_MODELS)
-def test_language_models_are_torchaos(case: tuple[Callable[[], nn.Module], str, str]) -> None:
-    make, recipe, lowering = case
-    model = make()
-    tokens = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
-    model, _ = beside_torchao(model, recipe)
-    _, theirs = beside_torchao(with_linear_layers(model), recipe)
-
-    def beside(**inputs: Tensor) -> Any:
-        with autocast(torch.bfloat16):
-            return theirs(**inputs)
-
-    expected = gradients(beside, theirs, input_ids=tokens, labels=tokens)
-    swapped = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    expected = {n: g.t() if n.endswith("weight") and n[:-7] in swapped else g for n, g in expected.items()}
-    ours = compiled(model, policy=policy(recipe), lowering=lowering)
-    assert same(gradients(ours, ours, input_ids=tokens, labels=tokens), expected) == []
 
 
 class Head(Layers):
@@ -299,9 +235,3 @@ def test_inductor_errs_no_more_and_hides_nothing() -> None:
             fused.up.weight[3, 4] = bad
         ours = gradients(fused, fused, x)
         assert not ours["loss"].isfinite() and not ours["down.weight"].isfinite().all()
-
-
-@pytest.mark.exhaustive
-def test_training_in_mxfp8_reaches_the_loss_of_bfloat16() -> None:
-    plain, blocks = (last_loss(name, 150, 30) for name in ("cpu-bfloat16", "cpu-bfloat16-mxfp8"))
-    assert plain < 1 and abs(blocks / plain - 1) < 0.01

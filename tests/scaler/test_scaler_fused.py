@@ -118,7 +118,6 @@ def mend(own: list[torch.Tensor]) -> None:
 @pytest.mark.parametrize("kind", FUSED[:2])
 def test_a_first_step_that_raises_unscales_once(kind: Any) -> None:
     """Not Adagrad's, whose state is there from the start: its steps are all alike."""
-    """Not Adagrad's, whose state is there from the start: its steps are all alike."""
     (own, optimizer), (alone, reference) = two_groups(kind), two_groups(kind)
     scaler = GradScaler("cpu", init_scale=8.0)
     backward(own, scaler)

@@ -1,6 +1,5 @@
 """chunk-losses under a rule for fp8: each chunk is what torchao's layer computes for its rows."""
 
-import copy
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -96,17 +95,6 @@ def test_each_chunk_is_torchaos_layer_on_its_rows(recipe: str) -> None:
         # The softmax is made of other ops, so its gradients may be rounded to the next 8 bits, a 16th apart.
         tolerance = 1e-5 if index == 0 else 2**-5
         assert (one - other.double()).norm() <= tolerance * other.double().norm()
-
-
-@pytest.mark.parametrize("recipe", exhaustive(multiplied(*RECIPES), always=["rowwise"]))
-def test_the_error_is_at_most_that_of_all_rows_at_once(recipe: str) -> None:
-    """A chunk's largest value is at most that of all rows, so its scale rounds no value more coarsely."""
-    x, target = inputs()
-    exact = outcome(double := copy.deepcopy(Net()).double(), double, x.double(), target)
-    chunked, whole = (ours(Net(), x, target, under(recipe, chunks)) for chunks in (True, False))
-    assert torch.equal(chunked[0], whole[0]) or recipe == "tensorwise"
-    for one, other, truth in zip(chunked, whole, exact, strict=True):
-        assert (one - truth).norm() <= 1.1 * (other - truth).norm() + 1e-6 * truth.norm()
 
 
 @needs_rowwise_products
