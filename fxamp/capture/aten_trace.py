@@ -145,7 +145,7 @@ class _AtenTrace(Interpreter):
             self._objects[n] = self._copy(n)
             return result
         if no_op and (result is None or versions != [tensor._version for tensor in tensors]):
-            self._record(n, None, "it is no op, and may change what no value shows")
+            self._record(n, None, "it is not an op, and may change state that no value shows")
             return result
         leaves = pytree.tree_leaves(result)
         if any(isinstance(leaf, torch.Tensor) and self._tracing.node_of(leaf) is None for leaf in leaves):
@@ -187,7 +187,7 @@ class _AtenTrace(Interpreter):
         for node in self._after(last):
             held = getattr(self._tracer.root, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(held, torch.Tensor) and fake_mode_of(held) is not None:
-                raise CaptureError("it reads the tensors inside of a tensor, which the graph does not know")
+                raise CaptureError("it reads tensors inside a tensor subclass, which are not in the graph")
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = self.fetch_attr(target)

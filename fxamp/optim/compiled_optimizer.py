@@ -206,7 +206,7 @@ class CompiledOptimizer:
             self._creating.add(key)
             if len(self._creating) > MOST_STATE_CREATIONS:
                 consequence = HOST_DECIDES if options.guarded else UNCOMPILED
-                self._log_once(optimizer, "its steps make new state again and again", consequence)
+                self._log_once(optimizer, "its steps keep creating state", consequence)
             raise
 
     def _known(self, key: Hashable, layout: Layout) -> CompiledParts | None:
