@@ -12,7 +12,7 @@ from fxamp.backend.participants import Participants
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed
-from fxamp.torch_private import keep_saved_tensors
+from fxamp.torch_private import keep_saved_tensors, traced
 
 #: A device type that autocast supports and that user tensors never have.
 _UNUSED_DEVICE = "ipu"
@@ -30,7 +30,7 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], participants: Participan
             from fxamp.backend.inductor import lower_by_inductor
 
             lowered = lower_by_inductor(gm, inputs, participants)
-    run = participants.run(lowered, gm)
+    run = participants.run(traced(lowered), gm)  # Dynamo calls the result untraced
     if lowering == "eager":
         save_for_second_backward(gm)  # nothing analyses the graph from here on
         keep_random_numbers(gm)

@@ -22,13 +22,9 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
         left: ``[M, N]``, float16, bfloat16 or float32.
         right: ``[M, K]`` in the dtype of ``left``.
     """
-    if left.is_cuda and left.dtype is not torch.float32:
-        return torch.mm(left.t(), right, out_dtype=torch.float32)
-    if _has_wide_product(left):
-        product = left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
-        add_wide_product(left, right, product, keep=False)
-        return product
-    return left.t().float() @ right.float()
+    product = left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
+    _multiply(left, right, product, keep=False)
+    return product
 
 
 @torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -45,12 +41,20 @@ def add_product(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
 @torch.library.custom_op("fxamp::add_product_", mutates_args=("total",), tags=(torch.Tag.flexible_layout,))
 def add_product_(left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add :func:`wide_product` to ``total``, float32 ``[N, K]``."""
+    _multiply(left, right, total, keep=True)
+
+
+def _multiply(left: Tensor, right: Tensor, total: Tensor, keep: bool) -> None:
+    """Write :func:`wide_product` to ``total``, float32 ``[N, K]``; ``keep``: add it to what ``total`` holds."""
     if left.is_cuda and left.dtype is not torch.float32:
-        torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
+        if keep:
+            torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
+        else:
+            torch.mm(left.t(), right, out_dtype=torch.float32, out=total)
     elif _has_wide_product(left) and total.is_contiguous():
-        add_wide_product(left, right, total)
+        add_wide_product(left, right, total, keep)
     else:
-        total.addmm_(left.t().float(), right.float())
+        total.addmm_(left.t().float(), right.float(), beta=int(keep))
 
 
 def _has_wide_product(factor: Tensor) -> bool:

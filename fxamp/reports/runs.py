@@ -8,6 +8,7 @@ parameters are new.
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from types import FrameType
 from typing import Any
 
@@ -56,22 +57,19 @@ class Runs:
         What it is being compiled for counts as run: the first call follows.
         """
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
-
-        def note(values: Sequence[Any], frame: FrameType | None, compiling: bool = False) -> None:
-            read = [values[position] for position in at]
-            running = caller(frame)
-            key = (id(running), *map(id, read))
-            if key in self._seen or len(self._seen) >= _MOST or (compiling and running is None):
-                return
-            self._note(read, frame)
-            self._seen.add(key)
+        read = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1) if at else slice(0))
+        seen = self._seen
 
         def call(*args: Any) -> Any:
             self.calls += 1
-            note(args, sys._getframe(1))
+            frame = sys._getframe(1)
+            if (id(caller(frame)), *map(id, read(args))) not in seen:
+                self._note(read(args), frame)
             return compiled(*args)
 
-        note(inputs, sys._getframe(1), compiling=True)
+        frame = sys._getframe(1)
+        if caller(frame) is not None:
+            self._note(read(tuple(inputs)), frame)
         return call
 
     @property
@@ -113,6 +111,9 @@ class Runs:
         return noted | {name for name, value in module.named_parameters() if _holds(self._parameters, value)}
 
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
+        if len(self._seen) >= _MOST:
+            return
+        self._seen.add((id(caller(frame)), *map(id, read)))
         self._ran = True
         ids = {id(parameter) for parameter in read}
         context = compiled_call(frame)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.scale_update import update_by_rule_
@@ -28,7 +29,7 @@ class Flags(Protocol):
         dense: bool = False,
     ) -> None: ...
 
-    def note_forward(self) -> None: ...
+    def note_forward(self, wrapper: DistributedDataParallel) -> None: ...
 
 
 class BackwardScaler(Protocol):

@@ -55,6 +55,7 @@ from fxamp.torch_private.dynamo import (
     on_each_compilation,
     raised_through_dynamo,
     source_text,
+    traced,
     untraced,
     why_skipped,
 )

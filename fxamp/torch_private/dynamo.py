@@ -20,6 +20,15 @@ from fxamp.torch_private.autograd import running_backward
 untraced = _disable_dynamo
 
 
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what torch made :data:`untraced`, for callers that are so already; any other function as it is.
+
+    If torch renames the attributes, each call of a compiled graph turns Dynamo off twice.
+    """
+    again: Callable[..., Any] = getattr(function, "_torchdynamo_orig_callable", function)
+    return again if getattr(function, "_torchdynamo_disable", False) else function
+
+
 def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
     """Return ``error`` in a form that Dynamo raises unchanged: of its own type, and of BackendCompilerFailed.
 

@@ -33,6 +33,13 @@ def test_a_guard_recompiles_and_is_asked_on_each_call() -> None:
     private.guard_current_graph("__outside", lambda: False)
 
 
+def test_what_torch_made_untraced_is_found_again() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x
+
+    assert private.traced(torch._dynamo.disable(function)) is private.traced(function) is function
+
+
 def test_what_is_compiled_tells_its_backend() -> None:
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         return gm

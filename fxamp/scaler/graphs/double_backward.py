@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fxamp.errors import DoubleBackwardError
 from fxamp.kernels.underivable import underivable
-from fxamp.torch_private import keeps_graph, untraced
+from fxamp.torch_private import keeps_graph, running_node, untraced
 
 _MESSAGE = (
     "the gradients of a graph compiled by AOTAutograd cannot be differentiated again (backward with create_graph=True, "
@@ -16,9 +16,10 @@ _MESSAGE = (
 )
 
 
-def explain_double_backward(node: Any) -> None:
-    """If the running ``node`` runs with create_graph, make its gradients raise an explanation if differentiated."""
-    if node is None or not keeps_graph():
+def explain_double_backward() -> None:
+    """If the running node runs with create_graph, make its gradients raise an explanation if differentiated."""
+    node = running_node() if keeps_graph() else None
+    if node is None:
         return
 
     @untraced

@@ -17,7 +17,7 @@ from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
 from fxamp.torch_devices import known, moved
-from fxamp.torch_private import compile_options, running_wrapper
+from fxamp.torch_private import compile_options
 
 MOST_SQUARES = 256
 """Maximum number of backwards whose sum of squares is kept, if no update drops them."""
@@ -110,10 +110,9 @@ class GraphFlags:
             self.attached = any(options.get("scaler") is scaler for options in compile_options())
         return self.attached
 
-    def note_forward(self) -> None:
-        """Remember the DistributedDataParallel whose forward is running, if any: a compiled graph runs inside it."""
-        wrapper = running_wrapper()
-        if wrapper is not None and self.attached:
+    def note_forward(self, wrapper: DistributedDataParallel) -> None:
+        """Remember the DistributedDataParallel whose forward is running: a compiled graph runs inside it."""
+        if self.attached:
             self._wrappers.add(wrapper)
 
     def require_wrappers(self) -> None:

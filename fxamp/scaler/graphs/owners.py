@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fxamp.torch_private import function_of, subclass_metadata
+from fxamp.torch_private import function_of, running_node, subclass_metadata
 
 
 def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | None]:
@@ -24,9 +24,9 @@ def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | N
     return [leaf if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
 
 
-def owner_references(node: Any, outputs: int, positions: Sequence[int]) -> list["weakref.ref[Tensor] | None"]:
-    """Return weak references to :func:`owners`."""
-    ends = leaves(node, outputs)
+def owner_references(outputs: int, positions: Sequence[int]) -> list["weakref.ref[Tensor] | None"]:
+    """Return weak references to :func:`owners` of the running node."""
+    ends = leaves(running_node(), outputs)
     return [weakref.ref(leaf) if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
 
 

@@ -27,7 +27,7 @@ from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
 from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node, traced_tangents
+from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node, running_wrapper, traced_tangents
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ class Scaling(Participant):
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
         """Report each run to the scaler. Without a backward graph, scale gradients where they enter and leave."""
         scaled = scale_eagerly(run, gm, self.scaler) if lowering == "eager" else run
-        note_run = self.scaler.graphs.note_forward
+        graphs = self.scaler.graphs
 
         def call(*args: Any) -> Any:
-            note_run()
+            wrapper = running_wrapper()
+            if wrapper is not None:
+                graphs.note_forward(wrapper)
             return scaled(*args)
 
         return call
@@ -131,16 +133,19 @@ class _Halves:
             tuple(at for at in gradients(gm) if in_float16(outputs[at])),  # type: ignore[index]
         )
 
+    @property
+    def any(self) -> bool:
+        """Whether there are such gradients."""
+        return bool(self.entering or self.leaving)
+
     def enter(self, args: list[Any], scale: Tensor) -> None:
         """Scale the unscaled gradients among the graph's inputs."""
         for at in self.entering:
             args[at] = times(args[at], scale.to(args[at].device))
 
-    def leave(self, results: list[Any], scale: Tensor, node: Any, crossed: bool) -> None:
+    def leave(self, results: list[Any], scale: Tensor, crossed: bool) -> None:
         """Unscale the results that must be unscaled outside the graph."""
-        if not self.leaving:
-            return
-        ends = leaves(node, len(results))
+        ends = leaves(running_node(), len(results))
         for at in self.leaving:
             if not crossed or ends[at] is not None:
                 results[at] = times(results[at], reciprocal(scale).to(results[at].device))
@@ -150,22 +155,22 @@ def _wrap(
     compiled: Boxed, scaler: BackwardScaler, device: torch.device, flagged: Sequence[int], halves: _Halves, dense: bool
 ) -> Boxed:
     """``dense``: whether all gradients have an identity."""
-    norm = scaler.graph_norm
+    norm, crosses = scaler.graph_norm, halves.any
 
     def run(args: list[Any]) -> list[Any]:
-        node, scale = running_node(), scaler.graph_scale(device)
-        scaled_outside = crossed(node)
-        if not scaled_outside:
+        scale = scaler.graph_scale(device)
+        scaled_outside = crosses and crossed(running_node())
+        if crosses and not scaled_outside:
             halves.enter(args, scale)
         args.append(scale)
         results = list(compiled(args))
         square = results.pop() if norm else None
         flags = results.pop()
-        halves.leave(results, scale, node, scaled_outside)
-        gradients = [results[at] for at in flagged]
-        owners = partial(owner_references, node, len(results), flagged)
-        scaler.graphs.record(owners, flags, gradients, square, dense)
-        explain_double_backward(node)
+        if crosses:
+            halves.leave(results, scale, scaled_outside)
+        owners = partial(owner_references, len(results), flagged)
+        scaler.graphs.record(owners, flags, [results[at] for at in flagged], square, dense)
+        explain_double_backward()
         return results
 
     return takes_list(run)
