@@ -27,7 +27,7 @@ _SCHEDULES = (
     "train",
     "restart",
     "threads",
-    "evaluated",
+    *["evaluated"] * 2,
     "rewritten",
 )
 #: All results, none, one of the first four, or any.
@@ -93,7 +93,8 @@ def _setting(draw: Draw, focus: Focus) -> Setting:
     schedule = draw(st.sampled_from(focus.options(_SCHEDULES)))
     scaled = schedule != "threads" and bool(draw(st.sampled_from(focus.options(("", "", "", "scaled")))))
     factor = draw(st.sampled_from((1.0, 1.0, 1e6))) if scaled else 1.0
-    speakers = focus.options(("policy", "ambient", "own") if focus.has("region") else ("policy", "ambient"))
+    ambient = ["ambient"] * (2 if schedule == "evaluated" else 1)  # an evaluation follows how the model trained
+    speakers = focus.options(("policy", *ambient, *["own"] * focus.has("region")))
     lowering, says = draw(st.sampled_from(focus.options(_LOWERINGS))), draw(st.sampled_from(speakers))
     used = draw(st.sampled_from(_USED))
     own_thread = focus.has("gradient") and schedule != "threads"  # another thread does not see Dynamo's settings

@@ -15,8 +15,8 @@ def linear(d: Draft) -> None:
 
 @statement(weight=2)
 def two_layers(d: Draft) -> None:
-    """Two layers that read one activation, whose gradients from them are added up."""
-    _two_layers(d, d.let(f"{d.value(lambda v: v.dim() >= 1)} * 1.7"))
+    """Two layers that read one activation in float32, whose gradients are added up."""
+    _two_layers(d, d.let(f"{d.value(lambda v: v.dim() >= 1)}.float() * 1.7"))
 
 
 @statement()
@@ -24,13 +24,15 @@ def layers_of_parts(d: Draft) -> None:
     """The same, of what has a gradient because a part of it was written to."""
     source = d.value(lambda v: v.dim() >= 1)
     x = d.let(f"torch.zeros({source}.shape)")
-    d.do(f"{x}[0].add_({source}[0])")
+    d.do(f"{x}[0].add_({source}[0].float() * 1.7)")
     _two_layers(d, x)
 
 
 def _two_layers(d: Draft, x: str) -> None:
-    for _ in range(2):
-        d.let(f"F.linear({d.lowered(x)}, {d.weight(8, d.shape(x)[-1])})")
+    """Of two weights: the sum of two equal gradients is exact in 16 bits too."""
+    layers = [d.let(f"F.linear({d.lowered(x)}, {d.weight(size, d.shape(x)[-1])})") for size in (8, 4)]
+    if d.chance():
+        d.let(f"torch.cat([{', '.join(layers)}], -1)")
 
 
 _PRODUCTS = (

@@ -127,7 +127,9 @@ def recurrent(d: Draft) -> None:
     """
     if d.setting.lowering != "eager" or d.place.body or d.place.region:
         raise Unfit
-    x = d.ranked(3)
+    x = d.ranked(2, 3)
+    if len(d.shape(x)) == 2:
+        x = d.let(f"{x}[:, None]")
     size = d.shape(x)[2]
     # Of any number of rows an LSTM runs as cells too.
     code = d.pick(_LAYERS[:2] if d.setting.schedule == "larger" else _LAYERS)
