@@ -22,7 +22,7 @@ from fxamp.tools.common import policy_step
 from fxamp.tools.common.step_memory import StepMemory
 from fxamp.tools.demo import columns, table
 from fxamp.tools.demo import command as demo
-from fxamp.tools.demo.model import GPT, Size
+from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.text import VOCABULARY, standard_library
 from fxamp.tools.demo.train import TrainingResult, TrainingSettings, train
@@ -272,13 +272,6 @@ def test_the_text_is_bytes_in_a_fixed_order_and_held_out_files_are_not_trained_o
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     with pytest.raises(FxampError, match="at least 41"):
         standard_library(tmp_path, every=41)
-
-
-def test_the_model_sees_no_future() -> None:
-    model = GPT(Size(layers=2, heads=2, width=16, length=8, vocabulary=11))
-    embedded = torch.randn(1, 8, 16, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model.blocks(embedded)[0, 3].sum(), embedded)
-    assert gradient[0, :4].abs().amax(-1).gt(0).all() and gradient[0, 4:].eq(0).all()
 
 
 def test_without_matplotlib_the_demo_says_what_to_install(
