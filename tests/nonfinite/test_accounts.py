@@ -192,9 +192,15 @@ def test_the_environment_can_name_the_mode(monkeypatch: pytest.MonkeyPatch) -> N
         model(torch.full((2, 4), 20.0))
 
 
-def test_without_the_option_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fxamp.passes.forward.measure_results.MeasureResults.run", lambda *_: pytest.fail("measured"))
-    model = compile_with(Net(lambda h: torch.exp(h).sum()), "aot_eager", policy="cpu-float16")
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+def test_without_the_option_no_node_is_added(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for what in (
+        "nonfinite.watching.Watching",
+        "nonfinite.monitor.Monitor",
+        "passes.shared.magnitudes.MagnitudeWriter",
+    ):
+        monkeypatch.setattr(f"fxamp.{what}.__init__", lambda *_, **__: pytest.fail("measured"))
+    model = compile_with(Net(lambda h: torch.exp(h).sum()), lowering, policy="cpu-float16")
     model(torch.full((2, 4), 20.0)).backward()
     assert fxamp.report(model).nonfinite == ()
 

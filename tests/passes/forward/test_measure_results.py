@@ -1,6 +1,7 @@
 """The pass measure-results on tiny captured graphs."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -65,6 +66,29 @@ def test_a_checkpoint_whose_results_nobody_reads_is_not_measured_inside() -> Non
     assert graph_output(bench.captured.module.graph).meta[MEASURED] == ("l_x_", "add")
 
 
+class Steep(torch.autograd.Function):
+    """Its forward and its backward make values of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.exp() + 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient / x
+
+
+def test_functions_return_what_is_measured_inside() -> None:
+    bench = workbench(lambda x: Steep.apply(x) * 2, torch.ones(2, requires_grad=True))
+    assert bench.golden("measure-results-functions", MeasureResults(backwards=True)).modified == 4
+    names = graph_output(bench.captured.module.graph).meta[MEASURED]
+    assert [name.rpartition("/")[2] for name in names] == ["l_x_", "exp", "add", "mul"]
+    *_, numbers = bench.captured.module(torch.full((2,), 100.0, requires_grad=True))
+    assert numbers.tolist() == [100.0, torch.inf, torch.inf, torch.inf]
+
+
 def test_masks_and_empty_tensors_are_measured_as_they_are() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x.masked_fill(x > 0, -torch.inf), x[:0], torch.zeros(2), torch.full((2,), torch.nan)
@@ -110,6 +134,15 @@ def test_a_value_is_measured_in_the_shape_in_which_it_is_read() -> None:
     detached = bench.captured.module.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default)
     shapes = {node.args[0].name: tuple(node.meta["val"].shape) for node in detached}
     assert shapes["view"] == (2, 2, 4) and shapes["exp"] == (4, 4) and "mm" not in shapes
+
+
+def test_what_follows_is_measured_only_if_what_it_follows_from_is_not() -> None:
+    def program(x: Tensor) -> Tensor:
+        return (x * 2).half().tanh().t() ** 2 + torch.full((2, 2), 6e4, dtype=torch.float16) * 2
+
+    bench = workbench(program, torch.ones(2, 2))
+    bench.run(MeasureResults())
+    assert graph_output(bench.captured.module.graph).meta[MEASURED] == ("l_x_", "mul_1", "add")
 
 
 #: Ops that are not measured if what they read is: their largest magnitude follows from that.
