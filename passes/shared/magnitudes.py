@@ -287,15 +287,30 @@ def _by_rows(node: Node) -> bool:
     width = hint(value.shape[-1]) if value.dim() > 1 else None
     if width is None or width < _ROW:
         return False
-    return value.device.type != "cpu" or any(_works_by_rows(op, value) for op in (node, _reader(node)))
+    return value.device.type != "cpu" or any(map(_works_by_rows, (node, _reader(node))))
 
 
-def _works_by_rows(node: Node, value: Tensor) -> bool:
-    """Whether ``node`` computes one number for each row of ``value``, or reads some."""
+def _works_by_rows(node: Node, reach: int = 4) -> bool:
+    """Whether ``node`` computes one number for each row, or reads some.
+
+    So does an op on each element that reads what another such op returns, up to ``reach`` ops before: Inductor computes
+    them in one loop.
+    """
     if isinstance(node.target, OpOverload) and base_name(node) in _ROW_OPS:
         return True
-    others = fake_tensors([node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)])
-    return any(other.is_floating_point() and other.shape == (*value.shape[:-1], 1) for other in others)
+    read = [tensor_value(source) for source in floating_inputs(node)]
+    if any(map(_is_of_rows, fake_tensors([node.meta.get("val"), read]))):
+        return True
+    on_elements = isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+    if reach == 0 or not (on_elements or passes_on(node)):
+        return False
+    return any(_works_by_rows(source, reach - 1) for source in floating_inputs(node))
+
+
+def _is_of_rows(tensor: Tensor) -> bool:
+    """Whether ``tensor`` has one number for each row of others."""
+    *rows, width = map(hint, tensor.shape) if tensor.dim() > 1 else (1, 0)
+    return width == 1 and any(size != 1 for size in rows)
 
 
 _ROW_OPS = frozenset(
