@@ -4,8 +4,7 @@ As measure-results does for a forward, but in AOTAutograd's graph, after its dec
 lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
 what is computed again, the forward has measured, but for what a policy keeps in 16 bits; what a loss scale multiplies
 is measured on its other side. What the backward of a Function computes of saved values alone may be in the forward, and
-is an input here. If the backward of one op is decomposed into several,
-only results that leave it are measured.
+is an input here. If the backward of one op is decomposed into several, only results that leave it are measured.
 """
 
 from dataclasses import dataclass

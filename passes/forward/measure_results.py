@@ -32,6 +32,7 @@ from fxamp.passes.shared.magnitudes import (
     MEASURED,
     OP,
     MagnitudeWriter,
+    first_reader,
     in_shape_read,
     is_known,
     is_measured,
@@ -126,10 +127,11 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     for node in gm.graph.nodes:
         source, place = node, first if node.op == "placeholder" else node.next
         if not aliases.mutated(node):
-            source = node if node.op in ("placeholder", "get_attr") else in_shape_read(node)
-            source = source if source in outside else node
-            late = place_of(source)
-            place = late if late in outside else source.next if node.op.startswith("call") else first
+            if node.op.startswith("call"):
+                view = in_shape_read(node)
+                source = view if view in outside else node
+                place = source.next
+            place = place_of(source) if first_reader(source) in outside else place
         places[node] = source, place
     return places
 

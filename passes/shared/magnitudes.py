@@ -148,16 +148,16 @@ def in_shape_read(node: Node) -> Node:
 
 
 def place_of(node: Node) -> Node:
-    """Return the node before which ``node`` is measured: the one after its :func:`_reader`.
+    """Return the node before which ``node`` is measured: the one after its :func:`first_reader`.
 
     Inductor's CPU kernels take a reduction into the loop of what comes before it, not of what comes after it; and what
     is computed element by element comes where it is read.
     """
-    reader = _reader(node)
+    reader = first_reader(node)
     return reader.next if reader.op.startswith("call") else graph_output(node.graph)
 
 
-def _reader(node: Node) -> Node:
+def first_reader(node: Node) -> Node:
     """Return the first node that reads ``node``, past views and conversions; conversions come first."""
     reader = node
     while reader.users and (reader is node or passes_on(reader)):
@@ -287,7 +287,7 @@ def _by_rows(node: Node) -> bool:
     width = hint(value.shape[-1]) if value.dim() > 1 else None
     if width is None or width < _ROW:
         return False
-    return value.device.type != "cpu" or any(map(_works_by_rows, (node, _reader(node))))
+    return value.device.type != "cpu" or any(map(_works_by_rows, (node, first_reader(node))))
 
 
 def _works_by_rows(node: Node, reach: int = 4) -> bool:
