@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output
 from fxamp.kernels.hand_over import receiving
-from fxamp.optim.compiled_optimizer import backward_step
+from fxamp.optim.compiled_optimizer import backward_steps
 from fxamp.optim.in_backward import BackwardStep, require_policy
 from fxamp.passes.backward.hand_over_gradients import HANDED_OVER, HandOverGradients
 from fxamp.passes.backward.scale_backward import gradients
@@ -114,8 +114,7 @@ class _Run:
 
 def _step(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     groups: dict[BackwardStep, list[int]] = {}
-    for at, parameter in enumerate(parameters):
-        step = backward_step(parameter)
+    for at, step in enumerate(backward_steps(parameters)):
         assert step is not None
         groups.setdefault(step, []).append(at)
     for step, members in groups.items():
@@ -149,7 +148,8 @@ def _begin(args: Sequence[Any], read: Mapping[int, int | None], policy: str) -> 
     places, node = list(read), running_node()
     ends = [None] * len(places) if node is None else owners(node, len(node.needs_input_grad), places)
     parameters = {at: leaf for at, leaf in zip(places, ends, strict=True) if leaf is not None and accumulates(leaf)}
-    steps = {at: step for at, leaf in parameters.items() if _is_plain(leaf) and (step := backward_step(leaf))}
+    plain = {at: leaf for at, leaf in parameters.items() if _is_plain(leaf)}
+    steps = {at: step for at, step in zip(plain, backward_steps(plain.values()), strict=True) if step is not None}
     if parameters and not steps:
         warn_once(__name__, _NO_OPTIMIZER, policy)
     if len({_memory(parameters[at]) for at in steps}) < len(steps):

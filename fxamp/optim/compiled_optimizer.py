@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
@@ -111,7 +111,7 @@ class CompiledOptimizer:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         own = (self.backward_step or BackwardStep(optimizer)) if asked else None
         if own is not None:
-            if any(backward_step(parameter) not in (None, own) for parameter in parameters):
+            if any(step not in (None, own) for step in backward_steps(parameters)):
                 raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")
             own.take(parameters)
         self.backward_step = own
@@ -243,10 +243,10 @@ _compiled: "weakref.WeakKeyDictionary[torch.optim.Optimizer, CompiledOptimizer]"
 _creating = RLock()
 
 
-def backward_step(parameter: Tensor) -> BackwardStep | None:
-    """Return what steps ``parameter`` in backwards; None if nothing does."""
-    steps = [compiled.backward_step for compiled in list(_compiled.values())]
-    return next((step for step in steps if step is not None and parameter in step), None)
+def backward_steps(parameters: Iterable[Tensor]) -> list[BackwardStep | None]:
+    """Return what steps each of ``parameters`` in backwards; None where nothing does."""
+    steps = [step for compiled in list(_compiled.values()) if (step := compiled.backward_step) is not None]
+    return [next((step for step in steps if parameter in step), None) for parameter in parameters]
 
 
 def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:

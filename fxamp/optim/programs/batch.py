@@ -6,7 +6,7 @@ all of them: one call of torch for each would cost as much as the program's call
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -71,6 +71,7 @@ class Batch:
     kind: int
     members: tuple[int, ...]
     columns: tuple[_Column, ...]
+    _apart: list[bytes] = field(default_factory=list)  # the addresses that the last look at them found apart
 
     def step(self, compiled: Callable[..., Any], columns: Columns, others: Sequence[Any]) -> bool:
         """Step, unless a 0-dim tensor differs between the parameters or two share memory; return whether.
@@ -93,16 +94,22 @@ class Batch:
         compiled(*inputs, *others)
         for at, flat in zip(results, written, strict=True):
             column = self.columns[at]
-            copy(tables[at], column.bytes, flat.expand(column.size).contiguous(), len(self.members), 1)
+            own_values = flat.expand(column.size).contiguous() if column.scalar else flat
+            copy(tables[at], column.bytes, own_values, len(self.members), 1)
         return True
 
     def _share_memory(self, addresses: Sequence["np.ndarray[Any, Any]"]) -> bool:
         """Whether tensors that the program writes overlap: the steps of such parameters follow one another."""
         written = [at for at, column in enumerate(self.columns) if column.written]
         starts = np.concatenate([addresses[at] for at in written])
+        looked_at = [starts.tobytes()]
+        if looked_at == self._apart:
+            return False
         ends = starts + np.concatenate([self.columns[at].bytes.numpy() for at in written])
         order = starts.argsort()
-        return bool((ends[order][:-1] > starts[order][1:]).any())
+        overlap = bool((ends[order][:-1] > starts[order][1:]).any())
+        self._apart[:] = [] if overlap else looked_at
+        return overlap
 
 
 def batches(kinds: Sequence[int], columns: Columns, written: Sequence[bool]) -> Iterator[Batch]:

@@ -196,8 +196,8 @@ class GradScaler(torch.amp.GradScaler):
     ) -> tuple[Any, bool | Tensor]:
         if "closure" in kwargs:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
-        record = self._record(optimizer, "step")
-        scale, _ = self._check_scale_growth_tracker("step")
+        record, scale = self._record(optimizer, "step"), self._scale
+        assert scale is not None
         gradients = _gradients(optimizer)
         call = StepCall(optimizer, gradients, record, args, kwargs)
         plan = plan_step(self._skip_settings, call, self.graphs.attached)

@@ -17,6 +17,8 @@ from fxamp.torch_devices import copy_across_, moved
 Ranks: TypeAlias = "dist.ProcessGroup | str | None"
 """The ranks that agree: those of a process group, all ranks (``"world"``), or None: each rank decides alone."""
 
+_DISTRIBUTED = dist.is_available()
+
 
 def require_ranks(ranks: Ranks) -> None:
     """Raise OptionError if ``ranks`` is a string other than "world"."""
@@ -30,7 +32,7 @@ def agree(found_infs: Iterable[Tensor], device: torch.device, ranks: Ranks) -> N
     Does nothing if torch.distributed is not initialised, if ``ranks`` holds only one rank, or if it does not include
     this rank. The all-reduce runs on ``device``, so the process group's backend must support it.
     """
-    if ranks is None or not (dist.is_available() and dist.is_initialized()):
+    if ranks is None or not (_DISTRIBUTED and dist.is_initialized()):
         return
     group = None if isinstance(ranks, str) else ranks
     if dist.get_world_size(group) <= 1:
