@@ -15,17 +15,15 @@ from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.kept_packing import PACKED
+from fxamp.passes.shared.magnitude_writer import MagnitudeWriter, in_shape_read, place_of
 from fxamp.passes.shared.magnitudes import (
     MEASURED,
     OP,
-    MagnitudeWriter,
-    in_shape_read,
     is_known,
     is_measured,
     is_narrowing,
     measured_results,
     passes_on,
-    place_of,
 )
 from fxamp.passes.shared.saved_values import in_backward
 

@@ -197,7 +197,7 @@ def test_without_the_option_no_node_is_added(lowering: str, monkeypatch: pytest.
     for what in (
         "nonfinite.watching.Watching",
         "nonfinite.monitor.Monitor",
-        "passes.shared.magnitudes.MagnitudeWriter",
+        "passes.shared.magnitude_writer.MagnitudeWriter",
     ):
         monkeypatch.setattr(f"fxamp.{what}.__init__", lambda *_, **__: pytest.fail("measured"))
     model = compile_with(Net(lambda h: torch.exp(h).sum()), lowering, policy="cpu-float16")

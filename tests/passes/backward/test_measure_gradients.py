@@ -11,7 +11,7 @@ from fxamp.capture import Captured
 from fxamp.graph import GraphWriter
 from fxamp.passes.backward.measure_gradients import MeasureGradients
 from fxamp.passes.base import Context
-from fxamp.passes.shared.magnitudes import MagnitudeWriter
+from fxamp.passes.shared.magnitude_writer import MagnitudeWriter
 from fxamp.pipeline import run_passes
 
 
