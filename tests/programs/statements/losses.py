@@ -30,7 +30,7 @@ def loss_of_layer(d: Draft) -> None:
 #: Headers of blocks, and what they change of the place.
 _BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("for _ in range(2):", {}),
-    ("with torch.no_grad():", {"grad": False}),
+    *[("with torch.no_grad():", {"grad": False})] * 2,
     ('with torch.autocast("cpu", enabled=False):', {"region": True, "lower": None}),
     ('with torch.autocast("cpu", torch.bfloat16):', {"region": True, "lower": torch.bfloat16}),
     ('with torch.autocast("cpu", torch.float16):', {"region": True, "lower": torch.float16}),
@@ -41,10 +41,10 @@ _BLOCKS: tuple[tuple[str, dict[str, Any]], ...] = (
 def loss_in_block(d: Draft) -> None:
     """The block holds the loss, the layer, or both."""
     header, changes = d.pick(_BLOCKS)
-    before = None if d.chance() else _layer(d)
+    before = _layer(d) if d.chance(4) else None
     with d.block(header, replace(d.place, **changes)):
         layer = before or _layer(d)
-        inside = before is not None or d.chance()
+        inside = before is not None or d.chance(3)
         if inside:
             _loss(d, layer)
     if not inside:
@@ -102,9 +102,10 @@ def _target(d: Draft, logits: str) -> tuple[str, str]:
     if d.chance(3):
         weight = d.pick((f"torch.arange({classes})", f"{d.buffer(classes)}.abs()", f"{d.parameter(classes)}.abs()"))
         form += f", weight={weight}.float()"
-    if d.chance(3):
+    idle = not d.values[logits].requires_grad  # then the loss has the gradient of its target alone
+    if idle or d.chance(3):
         shape = (rows, classes, *columns)
-        probabilities = d.parameter(*shape) if d.chance() else d.buffer(*shape)
+        probabilities = d.parameter(*shape) if idle or d.chance() else d.buffer(*shape)
         return f"{probabilities}.softmax(1).float()", form
     count = rows * prod(columns)
     numbers = f"torch.arange({count}) % {classes}"

@@ -19,7 +19,7 @@ def two_layers(d: Draft) -> None:
     _two_layers(d, d.let(f"{d.value(lambda v: v.dim() >= 1)}.float() * 1.7"))
 
 
-@statement()
+@statement(weight=2)
 def layers_of_parts(d: Draft) -> None:
     """The same, of what has a gradient because a part of it was written to."""
     source = d.value(lambda v: v.dim() >= 1)
@@ -31,8 +31,7 @@ def layers_of_parts(d: Draft) -> None:
 def _two_layers(d: Draft, x: str) -> None:
     """Of two weights: the sum of two equal gradients is exact in 16 bits too."""
     layers = [d.let(f"F.linear({d.lowered(x)}, {d.weight(size, d.shape(x)[-1])})") for size in (8, 4)]
-    if d.chance():
-        d.let(f"torch.cat([{', '.join(layers)}], -1)")
+    d.let(f"torch.cat([{', '.join(layers)}], -1)")
 
 
 _PRODUCTS = (
