@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from model_runs import Baseline, Compiled, baseline, compiled
+from model_runs import Baseline, Run, baseline, compiled
 from support.checks.exhaustive import exhaustive
 from zoo import MODELS
 
@@ -54,13 +54,13 @@ def base(request: pytest.FixtureRequest) -> Baseline:
 
 
 @pytest.fixture(scope="session")
-def eager(base: Baseline) -> Compiled:
+def eager(base: Baseline) -> list[Run]:
     """The model through fxamp, the rewritten graphs run as they are."""
     return compiled(base, "eager")
 
 
 @pytest.fixture(scope="session")
-def aot_eager(base: Baseline) -> Compiled:
+def aot_eager(base: Baseline) -> list[Run]:
     """The model through fxamp and AOTAutograd."""
     if MODELS[base.name].variant:
         pytest.skip("a variant of a model that is compiled so")

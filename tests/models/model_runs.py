@@ -38,14 +38,6 @@ class Baseline:
     autocast: list[Run]
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """The same model through fxamp: its runs by draw."""
-
-    model: torch.nn.Module
-    runs: list[Run]
-
-
 def step(model: torch.nn.Module, batch: Batch, autocast: AbstractContextManager[object] | None = None) -> Run:
     """Forward under ``autocast`` and backward; gradients of earlier steps are dropped first."""
     model.zero_grad(set_to_none=True)
@@ -96,7 +88,7 @@ def baseline(name: str) -> Baseline:
     return Baseline(name, model, batch, weights, true, autocast)
 
 
-def compiled(base: Baseline, lowering: str, count: int = DRAWS) -> Compiled:
+def compiled(base: Baseline, lowering: str, count: int = DRAWS) -> list[Run]:
     """The first ``count`` of the same runs through fxamp's cpu-bfloat16."""
     model = copy.deepcopy(base.model)
     model.load_state_dict(base.weights[0])
@@ -107,7 +99,7 @@ def compiled(base: Baseline, lowering: str, count: int = DRAWS) -> Compiled:
         model.load_state_dict(drawn)
         runs.append(step(model, base.batch))
     assert sum(record.casts for record in registry.recent(since)) > 0
-    return Compiled(model, runs)
+    return runs
 
 
 def draws(weights: Weights) -> Iterator[Weights]:

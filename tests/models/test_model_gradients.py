@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 from error_rule import DEVIATIONS, excess, relative_errors, worse_parameters
-from model_runs import Baseline, Compiled, same
+from model_runs import Baseline, Run, same
 
 #: Models whose programs differ from eager autocast's, always towards float32, and why.
 _NOT_BITWISE = {
@@ -17,8 +17,8 @@ _NOT_BITWISE = {
 }
 
 
-def test_every_bit_is_that_of_eager_autocast(base: Baseline, eager: Compiled) -> None:
-    equal = all(map(same, eager.runs, base.autocast))
+def test_every_bit_is_that_of_eager_autocast(base: Baseline, eager: list[Run]) -> None:
+    equal = all(map(same, eager, base.autocast))
     assert equal == (base.name not in _NOT_BITWISE)
 
 
@@ -26,16 +26,16 @@ def test_every_bit_is_that_of_eager_autocast(base: Baseline, eager: Compiled) ->
 def test_the_gradient_is_no_further_from_float64_than_autocast(
     base: Baseline, lowering: str, request: pytest.FixtureRequest
 ) -> None:
-    subject: Compiled = request.getfixturevalue(lowering)
-    errors, autocast = relative_errors(subject.runs, base.true), relative_errors(base.autocast, base.true)
+    subject: list[Run] = request.getfixturevalue(lowering)
+    errors, autocast = relative_errors(subject, base.true), relative_errors(base.autocast, base.true)
     assert excess(errors, autocast) <= 1
-    assert list(worse_parameters(subject.runs, base.autocast, base.true)) == []
+    assert list(worse_parameters(subject, base.autocast, base.true)) == []
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 def test_the_same_parameters_have_a_gradient(base: Baseline, lowering: str, request: pytest.FixtureRequest) -> None:
-    subject: Compiled = request.getfixturevalue(lowering)
-    for ours, theirs in zip(subject.runs, base.autocast, strict=True):
+    subject: list[Run] = request.getfixturevalue(lowering)
+    for ours, theirs in zip(subject, base.autocast, strict=True):
         assert ours.gradients.keys() == theirs.gradients.keys()
 
 

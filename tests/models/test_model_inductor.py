@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.inductor, pytest.mark.exhaustive]
 def test_inductor_is_no_further_from_float64_than_autocast(name: str) -> None:
     base = baseline(name)
     subject = compiled(base, "inductor")
-    assert excess(relative_errors(subject.runs, base.true), relative_errors(base.autocast, base.true)) <= 1
-    assert list(worse_parameters(subject.runs, base.autocast, base.true)) == []
-    for ours, theirs in zip(subject.runs, base.autocast, strict=True):
+    assert excess(relative_errors(subject, base.true), relative_errors(base.autocast, base.true)) <= 1
+    assert list(worse_parameters(subject, base.autocast, base.true)) == []
+    for ours, theirs in zip(subject, base.autocast, strict=True):
         assert ours.gradients.keys() == theirs.gradients.keys()
