@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.bench_graph import workbench
+from support.machines.lacks import needs_results_alone
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -80,6 +81,7 @@ class Steep(torch.autograd.Function):
         return gradient / x
 
 
+@needs_results_alone
 def test_functions_return_what_is_measured_inside() -> None:
     bench = workbench(lambda x: Steep.apply(x) * 2, torch.ones(2, requires_grad=True))
     assert bench.golden("measure-results-functions", MeasureResults(backwards=True)).modified == 4
