@@ -41,7 +41,7 @@ def test_every_format_says_what_the_command_says(model: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["cuda-float16", "cuda-bfloat16", "--cost"], "there is no --graph"),
+        (["cuda-float16", "cuda-bfloat16", "--cost"], "--cost needs a model: --graph MODEL.py"),
         (["cpu-float16", "cpu-bfloat16", "--cost", "--graph"], "--cost counts for GPUs: cpu-float16 is for cpu"),
     ],
 )
