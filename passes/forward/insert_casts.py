@@ -166,11 +166,12 @@ class _Rewriter:
             self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.cached and choice.rule.id != REGISTERED_ID)
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
-        alone = self._context.captured_autocast is None
-        # Else the captured value is the one under autocast, which takes what the op itself may refuse.
-        fits = not touched and (writes(node) or not lacks_kernel(node))
-        if fits and (alone or (recompute(node) is None and not self._changed(node))):
-            return
+        if not touched and (writes(node) or not lacks_kernel(node)):
+            # Under an ambient autocast the captured value is autocast's, which takes what the op itself may refuse.
+            ambient = self._context.captured_autocast is not None
+            refused = ambient and (recompute(node) is not None or self._changed(node))
+            if writes(node) or not refused:
+                return
         why = rejection(node, self._captured) or recompute(node)
         if why is not None:
             node.args, node.kwargs, node.target = call
