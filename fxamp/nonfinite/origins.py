@@ -15,7 +15,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import isnan
+from math import inf, isnan, nan
 
 from fxamp.nonfinite.flow import Flow, Kind, Value
 
@@ -83,7 +83,7 @@ class Readings:
             magnitude = max(known, default=None) if follows else None
             state = max((self.states[source] for source in sources), default=State.FINITE)
             if magnitude is not None and value.largest is not None:
-                magnitude = value.largest(magnitude)
+                magnitude = value.largest((magnitude, inf, nan)[state])  # a conversion before it may have overflowed
                 state = _state(magnitude, value.limit)
             elif magnitude is not None and not state:  # a conversion
                 state = _state(magnitude, value.limit)

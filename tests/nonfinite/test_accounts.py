@@ -159,6 +159,14 @@ def test_an_op_that_is_not_measured_is_named_if_it_overflows(lowering: str) -> N
     assert (found.inputs[0].largest, found.before) == (pytest.approx(3e15), 3.375)
 
 
+def test_a_conversion_that_overflows_is_named_through_a_product_with_a_number() -> None:
+    """The product is small enough for float16, but not what it reads there."""
+    model = compiled(lambda h: (h.float() * 3e4).half().mul(0.25).matmul(torch.eye(4)), "eager")
+    model(torch.full((2, 4), 4.0))
+    found = only(model)
+    assert (found.kind, found.op.rpartition(".")[0], found.value) == ("op", "aten::to", "inf")
+
+
 OVERFLOWS = {
     "exp": lambda h: (torch.exp(h * 30).sum()).log(),
     "a sum": lambda h: (h * 30000).sum().sqrt(),
