@@ -19,7 +19,7 @@ from fxamp.graph import strip_values
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.reports import GraphRecord
-from fxamp.reports.breaks import why_ended
+from fxamp.reports.break_reasons import why_ended
 from fxamp.reports.list_graph import list_graph
 from fxamp.reports.observer import GraphObserver
 from fxamp.reports.record import CastGraph

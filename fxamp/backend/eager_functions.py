@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import DoubleBackwardError
 from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames
-from fxamp.graph.higher_order import autograd_function
+from fxamp.graph.higher_order_ops import autograd_function
 from fxamp.torch_private import untraced
 
 #: Arguments of torch's op: which saved values the program gave to ``save_for_backward``; which results it marked. If
@@ -31,7 +31,7 @@ def save_for_second_backward(gm: GraphModule) -> None:
     """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
 
     Graphs with torch.func transforms stay as they are. Afterwards ``gm`` is for running, not for analysis:
-    :func:`fxamp.graph.higher_order.autograd_function` no longer finds these.
+    :func:`fxamp.graph.higher_order_ops.autograd_function` no longer finds these.
     """
     for module in list(dict.fromkeys(all_graphs(gm))):
         if any(nesting_change(node.target) for node in module.graph.nodes):

@@ -16,7 +16,7 @@ from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_verbatim
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.capture.dynamo import Traced, trace
+from fxamp.capture.dynamo_trace import Traced, trace
 from fxamp.errors import CaptureError, OptionError
 from fxamp.graph import all_nodes
 from fxamp.passes.base import CastContext

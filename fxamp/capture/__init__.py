@@ -17,7 +17,7 @@ from fxamp.capture.function_writes import copy_marked_results, require_separate_
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.regions import VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
-from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
+from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [

@@ -29,7 +29,7 @@ from fxamp.capture.reads import Reads
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
-from fxamp.graph.higher_order import gradient_hook
+from fxamp.graph.higher_order_ops import gradient_hook
 from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_types, tracing, track_tensor_tree
 

@@ -12,7 +12,7 @@ from fxamp.capture.autograd_functions import marks_dirty
 from fxamp.errors import CaptureError
 from fxamp.graph import describe_source, graph_output, tensor_value
 from fxamp.graph.aliases import AliasSets
-from fxamp.graph.higher_order import AutogradFunction
+from fxamp.graph.higher_order_ops import AutogradFunction
 
 
 def require_separate_results(forward: GraphModule) -> None:

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph.arguments import arguments
-from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
+from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
 from fxamp.graph.wrappers import follows_input
 

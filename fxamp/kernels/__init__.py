@@ -28,7 +28,7 @@ The modules, in the order of a call:
     gradient_source   the plan's kernel as Triton source
     store             that source in a file: Triton reads it there, and users can too
     launch            the table of addresses, the launches
-    scale_update      growth and backoff of the loss scale; its source is in scale_update_source
+    loss_scale_update growth and backoff of the loss scale; its source: loss_scale_update_source
     reference         the definition in ATen ops; it shares no code with the kernels
 
 Why a table of addresses: one launch per gradient would cost about 15 microseconds each, and a kernel with all addresses
@@ -39,5 +39,5 @@ norm has one partial sum per program, so results do not depend on the order of p
 
 from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.kernels.in_place import check_, check_unscale_
+from fxamp.kernels.loss_scale_update import update_scale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm
-from fxamp.kernels.scale_update import update_scale_

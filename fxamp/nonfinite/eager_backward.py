@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import dtype_name, graph_output, inner_tensors
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order_ops import autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import TensorType
 from fxamp.nonfinite.flow import Flow, Kind, Value

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
-from fxamp.graph.higher_order import AutogradFunction, autograd_function, bodies
+from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.shared.kept_packing import PACKED

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import NonFiniteError
-from fxamp.nonfinite.account import account
+from fxamp.nonfinite.diagnosis import diagnose
 from fxamp.nonfinite.flow import Flow
 from fxamp.nonfinite.origins import Readings
 from fxamp.reports.nonfinite import NonFinite
@@ -102,7 +102,7 @@ class Monitor:
         forward = None
         if copy.backward and self.forward is not None:  # it was finite, or nothing would be asked of its backward
             forward = Readings.of(self.forward, self._before.get(self.forward, [0.0] * self.forward.numbers))
-        self._note(account(readings, origin, copy.step, before, forward, self.scaled and copy.backward))
+        self._note(diagnose(readings, origin, copy.step, before, forward, self.scaled and copy.backward))
 
     def _note(self, found: NonFinite) -> None:
         """Keep an account; say it, if it is the first of its kind, and in mode "raise" each time."""

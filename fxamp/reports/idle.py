@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fxamp.reports.breaks import ended_functions, ended_now, skipped_functions, skipped_now
+from fxamp.reports.break_reasons import ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.limits import any_limit, watch_limits
 from fxamp.reports.registry import all_ran, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend

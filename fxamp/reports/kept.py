@@ -27,7 +27,7 @@ from fxamp.graph import (
     is_wrapper,
     nesting_change,
 )
-from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
+from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.torch_private import calling_saved_tensors_hooks, dropped_sizes, without_autocast
 from fxamp.torch_private.parts.fx import tracing, transform_subclass
 

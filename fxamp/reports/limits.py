@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fxamp.devices import DEVICES
-from fxamp.reports.breaks import Place, described, place_of, places_of
+from fxamp.reports.break_reasons import Place, described, place_of, places_of
 from fxamp.reports.registry import graphs_of_function, is_fxamp, records_of
 from fxamp.reports.runs import Runs, caller, compiled_call
 from fxamp.reports.warnings import Example, warn_once

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
 from fxamp.graph import dtype_name, fake_tensors, graph_output, inner_tensors, op_name, subgraphs
-from fxamp.graph.higher_order import inner_graphs
+from fxamp.graph.higher_order_ops import inner_graphs
 from fxamp.graph.source import module_class, module_path, source_line
 from fxamp.graph_text import Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.graph_text.totals import totals_of

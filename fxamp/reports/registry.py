@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxamp.reports import GraphRecord
-from fxamp.reports.breaks import Place, place_of
+from fxamp.reports.break_reasons import Place, place_of
 from fxamp.reports.runs import Runs
 from fxamp.torch_private import backends_of_compiles, compiled_code
 

@@ -13,7 +13,7 @@ from fxamp.errors import OptionError
 from fxamp.graph_text import Document, RuleRef
 from fxamp.graph_text.totals import by_reason, totals_of
 from fxamp.reports import GraphRecord
-from fxamp.reports.breaks import ended_functions, skipped_functions
+from fxamp.reports.break_reasons import ended_functions, skipped_functions
 from fxamp.reports.limits import REMEDIES, limited_functions
 from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.registry import outside, records_of

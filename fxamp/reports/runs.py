@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fxamp.reports import GraphRecord
-from fxamp.reports.breaks import Place
+from fxamp.reports.break_reasons import Place
 from fxamp.torch_private import backend_of
 
 #: After this many records for one graph, recording stops: its parameters are new tensors at each call.

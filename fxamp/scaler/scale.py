@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.scale_update import update_by_rule_
+from fxamp.kernels.loss_scale_update import update_by_rule_
 from fxamp.torch_dtypes import widest_float
 
 Owner = weakref.ReferenceType[Tensor] | None

@@ -22,7 +22,7 @@ from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_verbatim
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
-from fxamp.graph.higher_order import autograd_function, bodies, gradient_hook
+from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, outermost, walk

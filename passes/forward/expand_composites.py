@@ -31,7 +31,7 @@ from fxamp.graph import (
     register,
 )
 from fxamp.graph.aliases import is_view
-from fxamp.graph.higher_order import inner_graphs
+from fxamp.graph.higher_order_ops import inner_graphs
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss

@@ -38,7 +38,7 @@ from fxamp.graph import (
     tensor_value,
     writes,
 )
-from fxamp.graph.higher_order import AutogradFunction, Body, autograd_function, bodies, gradient_hook
+from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_write_opaquely, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for

@@ -26,7 +26,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, nesting_change, subgraphs, tensor_value
-from fxamp.graph.higher_order import AutogradFunction, Body, autograd_function, bodies
+from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.magnitude_writer import MagnitudeWriter, first_reader, in_shape_read, place_of
 from fxamp.passes.shared.magnitudes import MEASURED, OP, is_known, is_measured, measured_results

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 import fxamp.kernels.products  # noqa: F401 (registers the ops)
 from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, op_name, tensor_value
 from fxamp.graph.aliases import is_view
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order_ops import autograd_function, bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8

@@ -14,7 +14,7 @@ from fxamp.backend.auto_products import FLOPS_PER_CALL, FLOPS_PER_ELEMENT, Produ
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy

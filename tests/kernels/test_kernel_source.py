@@ -10,7 +10,7 @@ from support.checks.golden_text import FOLDER, assert_golden
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import DTYPES, Access, Asked, Kernel
-from fxamp.kernels.scale_update_source import update_text
+from fxamp.kernels.loss_scale_update_source import update_text
 
 ALL = Asked(found_inf=True, flags=True, squared_norm=True)
 FLAGS = Asked(flags=True)

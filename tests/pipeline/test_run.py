@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured, capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.errors import BannedOpError, PassError
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.sequences import FORWARD

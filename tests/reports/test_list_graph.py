@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 
 import fxamp
 from fxamp.capture import capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.graph import dtype_name, op_name, subgraphs
 from fxamp.graph_text import Listing
 from fxamp.graph_text.write import write_listing

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import ListingError
-from fxamp.reports.breaks import why_ended
+from fxamp.reports.break_reasons import why_ended
 from fxamp.tools.common.restoration import restored, tensors_beside_modules
 from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.fake_program import fake_program

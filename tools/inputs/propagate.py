@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from fxamp.errors import ListingError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
-from fxamp.graph.higher_order import autograd_function, bodies
+from fxamp.graph.higher_order_ops import autograd_function, bodies
 from fxamp.tools.inputs.limits import TooLarge, require_small
 from fxamp.torch_private.parts.fx import tracing
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured, capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.graph import format_graph
 from fxamp.passes.base import CastContext, Context, Pass
 from fxamp.pipeline import run_passes

@@ -8,7 +8,7 @@ import torch
 from support.programs.show_dumps import Conv, Gpt, Mlp, rows
 
 from fxamp.capture import capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.errors import ListingError, PolicyError
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph

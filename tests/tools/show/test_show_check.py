@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import fxamp
 from fxamp.capture import capture
-from fxamp.capture.dynamo import trace
+from fxamp.capture.dynamo_trace import trace
 from fxamp.graph_text import Entry, Listing, RuleRef, Source
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph

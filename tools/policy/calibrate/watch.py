@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils.hooks import RemovableHandle
 
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
-from fxamp.graph.higher_order import bodies
+from fxamp.graph.higher_order_ops import bodies
 
 #: Takes a node's name, a tensor, and whether the tensor is the gradient of the node's value.
 Show = Callable[[str, Tensor, bool], None]

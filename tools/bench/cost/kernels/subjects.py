@@ -15,7 +15,7 @@ from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, make_plan
-from fxamp.kernels.scale_update_source import update_text
+from fxamp.kernels.loss_scale_update_source import update_text
 from fxamp.optim import CompiledOptimizer
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS

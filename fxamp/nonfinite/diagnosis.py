@@ -12,7 +12,7 @@ from fxamp.reports.nonfinite import NonFinite, Reading
 _NAMED = 5
 
 
-def account(
+def diagnose(
     readings: Readings, origin: int, step: int, before: Readings | None, forward: Readings | None, scaled: bool
 ) -> NonFinite:
     """Return the account of ``origin``; ``before``: the last readings without alarm; ``forward``: for a backward.
