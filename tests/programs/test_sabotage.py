@@ -25,7 +25,7 @@ from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import ChosenPolicy
 from fxamp.capture import fakes
 from fxamp.capture.reads import Reads
-from fxamp.graph import AliasSets, aliases, fake_mode_of, higher_order
+from fxamp.graph import AliasSets, aliases, fake_mode_of, higher_order_ops
 from fxamp.passes.forward import annotate_rules, expand_composites, insert_casts
 from fxamp.passes.shared import autocast_regions, linear_losses
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -176,7 +176,7 @@ def forget_the_steps(patch: pytest.MonkeyPatch) -> None:
 
 def hook_a_cast(patch: pytest.MonkeyPatch) -> None:
     """A hook on a gradient is on a cast of its value, in the dtype that it was captured in."""
-    for module in (aliases, annotate_rules, capture_bodies, higher_order, insert_casts, aten_trace):
+    for module in (aliases, annotate_rules, capture_bodies, higher_order_ops, insert_casts, aten_trace):
         patch.setattr(module, "gradient_hook", lambda node: None)
 
 

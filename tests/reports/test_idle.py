@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 
 import fxamp
 from fxamp.policy.model.comparisons import holds
-from fxamp.reports import breaks
+from fxamp.reports import break_reasons
 
 OPTIONS = {"policy": "cpu-float16", "lowering": "eager"}
 
@@ -280,8 +280,8 @@ def test_skipped_functions_are_named(caplog: pytest.LogCaptureFixture, monkeypat
     model = Skipped()
     optimizer = fxamp.compile_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), lowering="aot_eager")
     model.compile(backend="fxamp", options=OPTIONS)
-    monkeypatch.setattr(breaks, "skipped_functions", lambda compiled: ["net.py:1: forward: a loop"])
-    monkeypatch.setattr("fxamp.reports.idle.skipped_functions", breaks.skipped_functions)
+    monkeypatch.setattr(break_reasons, "skipped_functions", lambda compiled: ["net.py:1: forward: a loop"])
+    monkeypatch.setattr("fxamp.reports.idle.skipped_functions", break_reasons.skipped_functions)
 
     model.body(torch.ones(2, 4)).sum().backward()
     optimizer.step()

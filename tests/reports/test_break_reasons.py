@@ -8,7 +8,7 @@ from breaking_loops import REASON, Loops
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.reports import breaks
+from fxamp.reports import break_reasons
 from fxamp.reports.report import Report
 
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
@@ -79,7 +79,7 @@ def test_a_break_has_the_reason_that_dynamo_knows(kind: type[nn.Module], reason:
         torch._dynamo.reset()
         report = reported(kind())
         (ended,) = report.breaks
-        assert "test_breaks.py:" in ended and reason in ended and " or " not in ended
+        assert "test_break_reasons.py:" in ended and reason in ended and " or " not in ended
         assert report.skipped == ()
 
 
@@ -140,4 +140,4 @@ def test_a_reason_has_its_heading_where_the_explanation_says_nothing() -> None:
     ],
 )
 def test_a_message_becomes_its_heading_and_explanation(message: str, reason: str) -> None:
-    assert breaks._first(message) == reason
+    assert break_reasons._first(message) == reason
