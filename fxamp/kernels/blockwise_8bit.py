@@ -1,9 +1,10 @@
 """Floats in fewer bits: 8-bit codes with one scale for every 256 elements, and stochastic rounding.
 
-A code is a small float: exponent and mantissa of a value, relative to the power of two of its block's largest value. So
-a scale is an exponent, packing an unpacked value returns the same code, and both directions are shifts of float32's
-bits. A table, such as bitsandbytes' dynamic code, would have to be searched (Dettmers et al., "8-bit Optimizers via
-Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for second moments are theirs).
+A code is a small float: the exponent and mantissa of a value relative to a power of two, the exponent of its block's
+largest value. So a scale is an exponent, encoding a decoded value returns the same code, and both directions are shifts
+of float32's bits. A lookup table, such as bitsandbytes' dynamic code, would have to be searched. Blocks of 256 and a
+wide range for second moments come from Dettmers et al., "8-bit Optimizers via Block-wise Quantization" (arXiv
+2110.02861).
 
              sign  bits of exponent  of mantissa  smallest value above 0, relative to the block's largest value
     s3m4     yes          3               4       2**-10
@@ -12,10 +13,10 @@ Block-wise Quantization", arXiv 2110.02861; blocks of 256 and a wide range for s
 
 Random bits are a hash (triple32, github.com/skeeto/hash-prospector) of the element's index and of a key. The key is a
 hash of the parameter's stream and of the count of steps, which the step itself advances on the device: a replayed CUDA
-graph draws other bits each time. They are the same on every rank and in every implementation. Further roundings of an
-element use the next products of that hash with a multiplier whose successive products are spread evenly (L'Ecuyer,
-"Tables of Linear Congruential Generators of Different Sizes and Good Lattice Structure", 1999): one instruction each,
-where another hash takes eleven. A product's upper bits are the random ones.
+graph draws new bits each time. The bits are the same on every rank and in every implementation. If an element is
+rounded several times in one step, each further rounding multiplies the hash once more by a constant with good lattice
+structure (L'Ecuyer, "Tables of Linear Congruential Generators of Different Sizes and Good Lattice Structure", 1999).
+That takes one instruction, where another hash takes eleven. Only a product's upper bits are random enough to use.
 
 The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
 kernel has its own code for each, and Inductor fuses the ATen ops.
@@ -29,15 +30,15 @@ from torch import Tensor
 
 BLOCK = 256
 SCALES = torch.int16
-"""Scales are exponents as float32 has them, biased by 127; nothing else here has this dtype."""
+"""The dtype of scales, which are float32 exponents, biased by 127. No other tensor of a step has this dtype."""
 
 LARGEST = 253
-"""The largest exponent in use: the reciprocal of the next is subnormal. 255 stands for inf or NaN in the block."""
+"""The largest exponent of a scale: the reciprocal of the next is subnormal. 255 stands for inf or NaN in the block."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """``exponent``, ``mantissa``: their bits; ``signed``: whether there is a sign bit; ``top``: the largest code."""
+    """An 8-bit format. ``exponent``, ``mantissa``: their numbers of bits; ``top``: the code of the largest value."""
 
     signed: bool
     exponent: int
@@ -63,12 +64,12 @@ class Code:
 CODES = {"s3m4": Code(True, 3, 4, 0x7F), "u5m3": Code(False, 5, 3, 0xFF), "e4m3fn": Code(True, 4, 3, 0x7E)}
 
 ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
-"""Of the hash: by how many bits a round shifts, and what it multiplies by; after the last one comes :data:`LAST`."""
+"""The rounds of the hash, each a shift in bits and a factor; a final shift by :data:`LAST` follows."""
 LAST = 14
 SUCCESSOR = 747796405
-"""Between the random bits of one element: its successive products, modulo 2**32, are spread evenly."""
+"""The multiplier, modulo 2**32, that leads from one element's random bits to its next ones."""
 STRIDE = 0x85EBCA77 - (1 << 32)
-"""By what the keys of two steps differ before they are hashed."""
+"""The difference between the keys of successive steps before they are hashed."""
 
 
 def signed(bits: int) -> int:
@@ -77,19 +78,19 @@ def signed(bits: int) -> int:
 
 
 def mixed(x: Tensor) -> Tensor:
-    """triple32 of int32; right shifts are made logical by a mask."""
+    """Hash int32 by triple32; a mask makes the right shifts logical."""
     for shift, factor in ROUNDS:
         x = (x ^ ((x >> shift) & ((1 << (32 - shift)) - 1))) * signed(factor)
     return x ^ ((x >> LAST) & ((1 << (32 - LAST)) - 1))
 
 
 def successor(slot: int) -> int:
-    """The factor, as int32, that leads from an element's hash to the random bits of a slot."""
+    """The factor, as int32, that turns an element's hash into the random bits of the rounding number ``slot``."""
     return signed(pow(SUCCESSOR, slot, 1 << 32))
 
 
 def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
-    """int32 for each element of a flat tensor, random in its upper bits; ``slot`` tells apart the uses of a key."""
+    """Random int32 for each element of a flat tensor, good in the upper bits; ``slot`` numbers the uses of a key."""
     index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
     return mixed(index ^ key) * successor(slot)
 
@@ -116,7 +117,7 @@ def _encode(value: Tensor, scales: Tensor, key: Tensor, code: str, slot: int) ->
     # A power of two makes the block's largest magnitude 1.xxx, so x is exact, and a code's exponent is relative to it.
     exponents = _spread(scales, value).clamp(max=LARGEST)
     x = magnitude.view(torch.float32) * ((254 - exponents) << 23).view(torch.float32)
-    # What is added before the bits below a code are cut off: a half, or random bits of the same weight.
+    # Added before the bits below a code are truncated: one half, or random bits between 0 and 1.
     shift = 23 - form.mantissa
     part: Any = 1 << (shift - 1)
     if slot >= 0:
@@ -144,7 +145,7 @@ def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
 
 
 def _stochastic_round(value: Tensor, key: Tensor, slot: int) -> Tensor:
-    # Sixteen random bits carry into the upper half as often as the lower half is large.
+    # Adding 16 random bits carries into the upper half with a probability proportional to the lower half.
     bits = value.view(torch.int32)
     rounded = ((bits + ((random_bits(value, key, slot) >> 16) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
     return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)
@@ -178,7 +179,7 @@ encode = torch.ops.fxamp.encode
 decode = torch.ops.fxamp.decode
 """``(codes, scales, code) -> value``: float32 ``[n]``."""
 stochastic_round = torch.ops.fxamp.stochastic_round
-"""``(value, key, slot) -> bfloat16 [n]``: to one of both neighbours, the nearer the likelier."""
+"""``(value, key, slot) -> bfloat16 [n]``: each element becomes one of its two neighbours, without bias."""
 
 DECOMPOSITIONS: dict[Any, Any] = {getattr(torch.ops.fxamp, name).default: plain for name, plain in _PLAIN.items()}
 """The same in ATen ops, for Inductor."""

@@ -16,7 +16,7 @@ from fxamp.torch_private import add_wide_product, has_wide_products
 
 @torch.library.custom_op("fxamp::wide_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return ``left.T @ right`` in float32, which no partial sum leaves.
+    """Return ``left.T @ right``, ``[N, K]``, accumulated in float32.
 
     Args:
         left: ``[M, N]``, float16, bfloat16 or float32.
@@ -29,7 +29,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 @torch.library.custom_op("fxamp::add_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def add_product(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
-    """Return ``total``, float32 ``[N, K]``, and :func:`wide_product` added to it.
+    """Return the sum of ``total``, float32 ``[N, K]``, and :func:`wide_product`.
 
     Inductor has no lowering for ``addmm`` with a wider result, and would keep all products to sum them in one kernel.
     """
@@ -58,7 +58,7 @@ def _multiply(left: Tensor, right: Tensor, total: Tensor, keep: bool) -> None:
 
 
 def _has_wide_product(factor: Tensor) -> bool:
-    """Whether a CPU multiplies ``factor`` without a copy in float32, five times as fast as with one."""
+    """Whether a CPU multiplies ``factor`` without converting it to float32 first, which is five times as fast."""
     return factor.is_cpu and factor.dtype is torch.bfloat16 and native_bfloat16("cpu") and has_wide_products()
 
 
@@ -79,7 +79,7 @@ def _flops(left: Any, right: Any, *_: Any, **__: Any) -> int:
 
 @torch.library.custom_op("fxamp::copy_after", mutates_args=(), tags=(torch.Tag.flexible_layout,))
 def copy_after(values: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """Return a copy of ``values``, made when ``earlier`` exist: a compiler cannot begin what reads it before."""
+    """Return a copy of ``values`` that depends on ``earlier``: a compiler cannot compute what reads it before them."""
     return values.clone(memory_format=torch.contiguous_format)
 
 

@@ -40,7 +40,7 @@ def implementation(device: torch.device) -> Implementation:
 def forced(chosen: Implementation) -> Iterator[None]:
     """For tests and measurements: use ``chosen`` for all work, in all threads, within the block.
 
-    HOST and the interpreter accept CPU tensors only; the interpreter takes milliseconds for every 16,384 elements.
+    HOST and INTERPRETER accept CPU tensors only; INTERPRETER takes milliseconds for every 16,384 elements.
     """
     global _forced
     before, _forced = _forced, chosen

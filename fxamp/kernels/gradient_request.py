@@ -1,4 +1,4 @@
-"""The requests to every implementation: process gradients of one device, or change the loss scale by a rule."""
+"""Requests to an implementation: check and unscale the gradients of one device, or update the loss scale."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class UnscaleRequest:
-    """Check gradients of one device for inf and NaN, and write the unscaled gradients unless it is only a check.
+    """Check gradients of one device for inf and NaN; with ``targets``, also write the unscaled gradients.
 
     Attributes:
         sources: the gradients, of any floating-point dtypes and shapes, on one device, without shared memory.

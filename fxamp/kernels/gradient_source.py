@@ -3,8 +3,9 @@
 bfloat16 is passed as 16 bits in a uint16: widening is a shift, narrowing is integer rounding to nearest even. This is
 exact in compiled code and in Triton's interpreter, whose own bfloat16 casts truncate.
 
-A gradient that is not aligned, such as a view into one of DDP's buckets, is cut after a head of fewer elements than 16
-bytes hold. Its first program reads the head first and handles it last, so that nothing waits for it.
+A gradient that does not start at a multiple of 16 bytes, such as a view into one of DDP's buckets, is split into a head
+of a few elements and an aligned rest. Its first program loads the head first and uses it last, so that nothing waits
+for the load.
 """
 
 import torch
@@ -71,9 +72,9 @@ def parameters(kernel: Kernel) -> dict[str, str]:
     """Return the function's parameters, in order, each with its Triton type."""
     absent = {
         "inv_scale": kernel.target is None,
-        "found_inf": not kernel.asked.found_inf,
-        "flags": not kernel.asked.flags,
-        "partials": not kernel.asked.squared_norm,
+        "found_inf": not kernel.requested.found_inf,
+        "flags": not kernel.requested.flags,
+        "partials": not kernel.requested.squared_norm,
     }
     return {name: kind for name, kind in PARAMETERS.items() if not absent.get(name, False)}
 
@@ -108,7 +109,7 @@ def source_text(kernel: Kernel) -> str:
 def _title(kernel: Kernel) -> str:
     source, target = (str(dtype).removeprefix("torch.") for dtype in (kernel.source, kernel.target))
     done = f"{source} gradients, checked" if kernel.target is None else f"{source} to {target}, checked and unscaled"
-    return done + (", with the sum of squares" if kernel.asked.squared_norm else "")
+    return done + (", with the sum of squares" if kernel.requested.squared_norm else "")
 
 
 def _setup(kernel: Kernel) -> list[str]:
@@ -122,7 +123,7 @@ def _setup(kernel: Kernel) -> list[str]:
         lines.append("ahead = tl.load(source - head + lane, mask=in_head, other=0)")
     if _checks(kernel):
         lines.append(f"exponents = tl.full(({kernel.block},), 0, tl.int{_width(kernel)})")
-    if kernel.asked.squared_norm:
+    if kernel.requested.squared_norm:
         lines.append(f"squares = tl.full(({kernel.block},), 0.0, tl.float{_width(kernel)})")
     return lines
 
@@ -147,7 +148,7 @@ def _head_body(kernel: Kernel) -> list[str]:
     if kernel.target is not None:
         *steps, stored = _narrow(kernel)
         lines += ["true = value * scale", *steps, f"tl.store(target - head + lane, {stored}, mask=in_head)"]
-    if kernel.asked.squared_norm:
+    if kernel.requested.squared_norm:
         lines.append(f"head_squares = tl.where(in_head, {_square(kernel)}, 0.0)")
     return lines
 
@@ -181,7 +182,7 @@ def _body(kernel: Kernel, masked: bool) -> list[str]:
         *steps, stored = _narrow(kernel)
         lines += ["true = value * scale", *steps]
         lines.append(f"tl.store(target + offsets, {stored}{', mask=inside' if masked else ''})")
-    if kernel.asked.squared_norm:
+    if kernel.requested.squared_norm:
         # Outside the gradient "true" is 0 * scale, which is NaN if the scale is infinite.
         lines.append(f"squares += {f'tl.where(inside, {_square(kernel)}, 0.0)' if masked else _square(kernel)}")
     return lines
@@ -213,18 +214,18 @@ def _results(kernel: Kernel) -> list[str]:
         if peeled:
             largest = f"tl.maximum({largest}, tl.max(head_exponents, axis=0))"
         lines.append(f"if {largest} == {_infinity(kernel)}:  # all ones: inf or NaN")
-    if kernel.asked.found_inf:
+    if kernel.requested.found_inf:
         lines.append("    tl.store(found_inf, 1.0)")
-    if kernel.asked.flags:
+    if kernel.requested.flags:
         lines.append("    tl.store(flags + tl.load(row + 3), 1)")
-    if kernel.asked.squared_norm:
+    if kernel.requested.squared_norm:
         total = "(tl.sum(squares, axis=0) + tl.sum(head_squares, axis=0))" if peeled else "tl.sum(squares, axis=0)"
         lines.append(f"tl.store(partials + program, {total}.to(tl.float32))")
     return lines
 
 
 def _checks(kernel: Kernel) -> bool:
-    return kernel.asked.found_inf or kernel.asked.flags
+    return kernel.requested.found_inf or kernel.requested.flags
 
 
 def _is_double(kernel: Kernel) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-#: Takes gradients, and the places that they would have among the graph's outputs.
+#: Takes gradients and the positions that they would have among the graph's outputs.
 Receiver = Callable[[Sequence[Tensor], Sequence[int]], None]
 
 _LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -21,7 +21,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 
 class _Receivers(threading.local):
-    """The receivers of this thread's running backwards, the innermost last."""
+    """The receivers of the backwards that run in this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Receiver] = []
@@ -32,7 +32,7 @@ _receivers = _Receivers()
 
 @contextmanager
 def receiving(receiver: Receiver) -> Iterator[None]:
-    """Inside, ``receiver`` gets what graphs that run in this thread hand over."""
+    """Within the block, ``receiver`` gets the gradients that graphs running in this thread hand over."""
     _receivers.stack.append(receiver)
     try:
         yield
@@ -42,7 +42,7 @@ def receiving(receiver: Receiver) -> Iterator[None]:
 
 @torch.library.impl(_LIBRARY, "hand_over", "CompositeExplicitAutograd")
 def hand_over(gradients: Sequence[Tensor], weights: Sequence[Tensor], places: Sequence[int]) -> None:
-    """Give ``gradients``, of the outputs at ``places``, to the receiver, which may write to ``weights``.
+    """Give ``gradients``, which belong to the outputs at ``places``, to the receiver, which may write to ``weights``.
 
     Raises RuntimeError if nothing receives them.
     """

@@ -1,7 +1,8 @@
-"""The CPU implementation: whole lists of tensors at a time, by torch's own ops; reading a result does not wait.
+"""The CPU implementation: torch's foreach ops on whole lists of tensors.
 
-The results are the reference's, bit for bit, except for the norm, which torch's op computes in float32. Which gradient
-held an inf or NaN is determined only if one did. Work that torch's op cannot do in one call is left to the reference.
+The results equal the reference's bit for bit, except for the norm, which torch's op computes in float32. Gradients are
+checked one by one only if the common check finds an inf or NaN; reading its flag costs no synchronization on a CPU. The
+reference does the work that torch's op cannot do in one call.
 """
 
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ def perform(work: UnscaleRequest) -> None:
         # A sum of squares is finite only without inf and NaN, so computing the norm is also the check.
         if work.squared_norm is None or not _add_squares(work.sources, work.squared_norm):
             _report(work, _not_finite(work.sources))
-    elif work.inv_scale is not None and _in_one_go(work, work.targets, work.inv_scale):
+    elif work.inv_scale is not None and _fits_one_call(work, work.targets, work.inv_scale):
         _unscale(work, work.targets, work.inv_scale)
     else:
         reference.perform(work)
 
 
-def _in_one_go(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
-    """Whether torch's op, in place on copies, rounds correctly and keeps finite values finite."""
+def _fits_one_call(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
+    """Whether one call of torch's op, in place on copies, rounds correctly and keeps finite values finite."""
     # Read the memory directly: a CPU needs no synchronization, and tools that count synchronizing ops would count one.
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
         return False
@@ -58,7 +59,7 @@ def _report(work: UnscaleRequest, bad: Tensor) -> None:
 
 
 def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. Tests the extremes; NaN propagates to both."""
+    """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. NaN propagates to both extremes."""
     bad = torch.zeros(len(tensors), dtype=torch.bool)
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype and tensor.numel()]

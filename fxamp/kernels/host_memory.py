@@ -1,18 +1,17 @@
-"""Copies between a GPU's memory and the host's, for values that a policy keeps there from forward to backward.
+"""Copies between a GPU's memory and the host's, for tensors that a policy saves for the backward in host memory.
 
-All copies of one GPU, out and back, run on one stream of their own, in the order of the calls: a copy back begins when
-the copy out has ended, whichever thread, stream or backward calls. So no table of copies is needed, and any number of
+All copies of one GPU, in both directions, run on one dedicated stream in the order of the calls. So a copy back begins
+when the copy out has ended, whichever thread, stream or backward calls. No table of copies is needed, and any number of
 backwards can read a host tensor.
 
     send_to_host      the copies' stream waits for the work so far, then copies a value to new pinned memory
-    take_from_host    the same back, to new memory of the GPU
-    await_copies      all later work waits for the copies so far; so does the host, where one of them is in its memory
+    take_from_host    the same in the other direction, to new memory of the GPU
+    await_copies      all later work waits for the copies so far; so does the host, if one of them is in its memory
 
-Until the copies are awaited, what they read must not be overwritten, and what they write must not be read; so graphs
-hand these tensors to the op that waits, which keeps memory and order. A tensor in the host's memory may be read at
-once: by hooks on saved tensors, and by Inductor if it returns it in other strides. It makes such a copy right after the
-op whose result is returned, so graphs return a view, with one dimension more, that they make after the wait. On a CPU a
-copy is done when its op returns.
+Until the wait, nothing may overwrite the source of a copy or read its target. So graphs pass both to the op that waits,
+which keeps their memory alive and fixes the order. Hooks on saved tensors may read a host tensor as soon as the graph
+returns it, and Inductor copies a returned tensor to other strides right after the op that made it. So graphs return a
+view with one more dimension, which they create after the wait. On a CPU a copy is complete when its op returns.
 """
 
 import threading
@@ -34,7 +33,8 @@ def send_to_host(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
 
     Args:
         value: any shape and dtype; its elements fill its memory.
-        awaited: what earlier copies read and wrote; if there is any, all later work first waits for the copies so far.
+        awaited: the sources and targets of earlier copies; if there are any, all later work first waits for these
+            copies.
 
     Raises RuntimeError while a CUDA graph is captured.
     """
@@ -49,8 +49,8 @@ def send_to_host(value: Tensor, awaited: Sequence[Tensor]) -> Tensor:
 def take_from_host(host: Tensor, device: torch.device, after: Sequence[Tensor]) -> Tensor:
     """Begin to copy ``host[0]`` to ``device``, and return the copy, with its strides.
 
-    ``host``: ``[1, ...]``. ``after``: what must exist before; it is not read. Raises RuntimeError while a CUDA graph is
-    captured.
+    ``host``: ``[1, ...]``. ``after``: tensors that must be computed first; they are not read. Raises RuntimeError while
+    a CUDA graph is captured.
     """
     value = torch.empty_like(host[0], device=device)
     _begin(value, host[0], device)
@@ -59,10 +59,10 @@ def take_from_host(host: Tensor, device: torch.device, after: Sequence[Tensor]) 
 
 @torch.library.custom_op("fxamp::await_copies", mutates_args=("targets",), tags=_TAGS)
 def await_copies(targets: Sequence[Tensor], device: torch.device, others: Sequence[Tensor]) -> None:
-    """Let all later work on ``device`` wait for its copies so far: ``targets`` are there then.
+    """Let all later work on ``device`` wait for its copies so far, after which ``targets`` can be read.
 
-    If one of them is in the host's memory, the host waits too. ``others``: what must exist until then, as the sources
-    of the copies.
+    If one of them is in the host's memory, the host waits too. ``others``: tensors that must stay alive until then,
+    such as the sources of the copies.
     """
     await_copies_of(device, targets)
 

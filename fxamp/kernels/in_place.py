@@ -53,10 +53,10 @@ def check_(
 ) -> None:
     """Check gradients for inf and NaN without changing them.
 
-    Arguments and errors are those of :func:`check_unscale_`; ``squared_norm`` is that of the unchanged gradients. It
-    alone may be requested: ``found_inf`` is None then.
-    ``tables``: where the caller keeps the tables of gradients on one device that look alike in every call;
-    ``addresses``: where they start, if the caller has read that already.
+    Arguments and errors are those of :func:`check_unscale_`, with these differences. ``squared_norm`` is the sum of
+    squares of the gradients as they are; with ``found_inf=None`` it is the only result. ``tables``: the caller's cache,
+    for gradients on one device whose dtypes, sizes and strides are the same in every call. ``addresses``: the
+    gradients' data pointers, if the caller has read them already.
     """
     work = UnscaleRequest(grads, found_inf=found_inf, flags=flags, squared_norm=squared_norm, addresses=addresses)
     home = _clear(grads, found_inf, flags, squared_norm)

@@ -1,11 +1,11 @@
 """Launch the kernels of a plan: one launch per group, for any number of gradients.
 
-A kernel reads the addresses of its gradients from a table, and its share of the work from a table of blocks. Building
-and uploading them costs the host some microseconds per gradient. So they are cached if the caller allows it: the plan
-and the blocks by the gradients' sizes and dtypes, the addresses until a gradient moves. They are not cached during CUDA
-graph capture, nor for ops inside compiled graphs: memory from a graph's private pool must not outlive the call
-(Inductor checks that). The upload uses fresh pinned memory, which torch holds until the copy has run or, under capture,
-for the graph's lifetime.
+A kernel reads the addresses of its gradients from one table, and its share of the work from a table of blocks. Building
+and uploading these tables costs the host some microseconds per gradient, so they are cached if the caller allows it:
+the plan and the blocks by the gradients' sizes and dtypes, the addresses until a gradient moves. Nothing is cached
+during CUDA graph capture or for ops inside compiled graphs, because memory from a graph's private pool must not outlive
+the call (Inductor checks that). The upload uses new pinned memory, which torch holds until the copy has run or, under
+capture, for the graph's lifetime.
 """
 
 import functools
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fxamp.kernels.gradient_request import Tables, UnscaleRequest
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
-from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Asked, Gradient, Group, Kernel, is_dense, make_plan
+from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Gradient, Group, Kernel, Requested, is_dense, make_plan
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device
 
@@ -46,7 +46,7 @@ class _Launch:
 
 @dataclass(frozen=True)
 class _Addresses:
-    """Where the gradients and their targets start; without targets zeros. ``apart``: whether the targets are others."""
+    """Data pointers of gradients and targets; zeros without targets. ``apart``: the targets are other tensors."""
 
     sources: list[int]
     targets: list[int]
@@ -70,7 +70,7 @@ class _Addresses:
 
 @dataclass(frozen=True, eq=False)
 class _Launches:
-    """What one call launches; ``left``: the positions of the gradients that no kernel handles."""
+    """The launches of one call; ``left``: the positions of the gradients that no kernel handles."""
 
     launches: tuple[_Launch, ...]
     left: tuple[int, ...]
@@ -81,7 +81,7 @@ class _Launches:
         """Return the launches for other addresses; None if the plan depends on the difference."""
         if self.accesses != addresses.accesses():
             return None
-        tables = _sent([_rows(launch.group, addresses) for launch in self.launches], device)
+        tables = _uploaded([_rows(launch.group, addresses) for launch in self.launches], device)
         launches = zip(self.launches, tables, strict=True)
         return replace(
             self,
@@ -95,7 +95,7 @@ def perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool = False) 
 
     Args:
         work: what to do; its tensors are on a CUDA device, or on the CPU if it is interpreted.
-        keep: whether to keep tables for the next call; or where the caller keeps them.
+        keep: whether to cache the tables for the next call; or the caller's own cache.
         interpret: run in Triton's interpreter.
     """
     with on_device(work.device):
@@ -148,7 +148,7 @@ def _prepare(work: UnscaleRequest, keep: bool | Tables) -> _Launches:
         keep.launches, keep.stream = prepared, stream
         return prepared
     targets = work.targets is work.sources or (work.targets and _layout(work.targets))
-    key = (work.device, stream, _asked(work), _layout(work.sources), targets)
+    key = (work.device, stream, _requested(work), _layout(work.sources), targets)
     with _lock:
         prepared = _launches[key] = _renewed(work, _launches.get(key))
         _launches.move_to_end(key)
@@ -175,8 +175,8 @@ def _layout(tensors: Sequence[Tensor]) -> Hashable:
     )
 
 
-def _asked(work: UnscaleRequest) -> Asked:
-    return Asked(work.found_inf is not None, work.flags is not None, work.squared_norm is not None)
+def _requested(work: UnscaleRequest) -> Requested:
+    return Requested(work.found_inf is not None, work.flags is not None, work.squared_norm is not None)
 
 
 def _prepare_anew(work: UnscaleRequest, addresses: _Addresses) -> _Launches:
@@ -186,9 +186,9 @@ def _prepare_anew(work: UnscaleRequest, addresses: _Addresses) -> _Launches:
         Gradient(tensor.numel(), tensor.dtype, dtype, access, is_dense(tensor))
         for tensor, dtype, access in zip(work.sources, dtypes, accesses, strict=True)
     )
-    plan = make_plan(gradients, _asked(work), wave=64 if torch.version.hip else 32)
+    plan = make_plan(gradients, _requested(work), wave=64 if torch.version.hip else 32)
     parts = [part for group in plan.groups for part in (_rows(group, addresses), _block_map(group))]
-    tables = _sent(parts, work.device)
+    tables = _uploaded(parts, work.device)
     launches = tuple(map(_Launch, plan.groups, tables[::2], tables[1::2]))
     return _Launches(launches, plan.left, addresses, accesses)
 
@@ -200,7 +200,7 @@ def _rows(group: Group, addresses: _Addresses) -> Tensor:
     return torch.from_numpy(np.column_stack(columns).astype(np.int64, copy=False).ravel())
 
 
-def _sent(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+def _uploaded(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
     """Copy all tables to the device in one copy, without waiting for it."""
     if not parts:
         return ()

@@ -17,7 +17,7 @@ from torch import Tensor
 CHUNK = 16_384
 WARPS = 8
 ALIGNMENT = 16  # bytes: the widest single memory access of a GPU lane
-LANE = 32  # bytes of arithmetic (float32, or float64) per lane at a time: 8 float16 values, which are 16 bytes to load
+LANE = 32  # bytes of arithmetic per lane at a time: 8 float32 values, which take 16 bytes as float16
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -41,7 +41,7 @@ class Gradient(NamedTuple):
         numel: its number of elements.
         source: its dtype.
         target: the dtype of the unscaled gradient, or None if it is only checked.
-        access: by where source and target start.
+        access: how kernels may access it, given where source and target start.
         dense: whether its elements fill their memory without gaps or overlaps, so that storage order can be used.
     """
 
@@ -53,7 +53,7 @@ class Gradient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requested:
     """The requested results: one flag for all gradients, one flag for each, the sum of all squares."""
 
     found_inf: bool = False
@@ -69,14 +69,14 @@ class Kernel:
         source: the dtype that is read.
         target: the dtype that is written, or None if nothing is.
         access: how it reads and writes them.
-        asked: the requested results.
+        requested: the requested results.
         block: the number of elements that a program handles at a time; it divides ``CHUNK``.
     """
 
     source: torch.dtype
     target: torch.dtype | None
     access: Access
-    asked: Asked
+    requested: Requested
     block: int
 
 
@@ -126,7 +126,7 @@ class LaunchPlan:
 
 
 @functools.lru_cache(maxsize=64)
-def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> LaunchPlan:
+def make_plan(gradients: tuple[Gradient, ...], requested: Requested, wave: int) -> LaunchPlan:
     """Group the gradients of one device; ``wave`` is the number of lanes of a warp on the device, 32 or 64."""
     members: dict[Kernel, list[int]] = {}
     left = []
@@ -134,7 +134,7 @@ def make_plan(gradients: tuple[Gradient, ...], asked: Asked, wave: int) -> Launc
         if not dense or source not in DTYPES or (target or source) not in DTYPES:
             left.append(position)
         elif numel:
-            kernel = Kernel(source, target, access, asked, block_size(source, wave))
+            kernel = Kernel(source, target, access, requested, block_size(source, wave))
             members.setdefault(kernel, []).append(position)
     groups = (
         Group(kernel, tuple(positions), tuple(gradients[position].numel for position in positions))

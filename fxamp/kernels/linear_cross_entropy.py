@@ -1,25 +1,27 @@
 """The cross entropy of a linear layer's results, a chunk of rows at a time: ``torch.ops.fxamp.linear_cross_entropy``.
 
-``linear_cross_entropy_and_log_sums`` also returns the logits' log-sums, which a z-loss reads.
+``linear_cross_entropy_and_log_sums`` also returns each row's log-sum-exp of the logits, which a z-loss reads. This file
+calls them log-sums.
 
-Both are differentiable, and made of ops that AOTAutograd traces. No tensor of rows x classes ever exists: the logits of
-one chunk are gone before those of the next are computed, in the forward and in the backward. torch's own chunked
+Both are differentiable, and made of ops that AOTAutograd traces. The logits of all rows never exist at once: those of
+one chunk are freed before those of the next are computed, in the forward and in the backward. torch's own chunked
 ``functional.linear_cross_entropy`` cannot be compiled, and computes unscaled gradients.
 
 1. Products run in the dtype that the policy gives them; log-sum-exp, losses and their sum in float32.
 2. The gradient of a weight accumulates in float32 over the chunks and is rounded once. The pass add-in-place gives all
    chunks one buffer.
-3. ``Gradients.IN_FORWARD``: the forward makes the gradients of the sum of all losses, which do not shrink as the batch
-   grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale in the
-   forward. There are no more products than without chunks, and a gradient is saved for each operand.
-4. ``Gradients.IN_BACKWARD``: the backward computes the logits of each chunk again. It costs one more product and saves
-   only the operands. ``reduction="none"`` needs it: each row has its own gradient.
-5. A chunk reads the sums of the chunk before, so that a compiler cannot mix them and keep the logits of both.
-6. Where targets or weights of classes need a gradient, which has as many elements as the logits, there are no chunks.
-7. Rows that do not count have losses of zero, even if their logits are no numbers, and gradients of zero, even if the
-   mean divides by no rows at all, as torch has it.
-8. In fp8 (``recipe``) each chunk is a layer's call of its own (:mod:`fxamp.kernels.products.scaled_linear`): one scale
-   for a chunk of rows instead of all rows rounds no value more coarsely. The weight has the same scales in all chunks.
+3. ``Gradients.IN_FORWARD``: the forward computes the gradients of the sum of all losses, which do not shrink as the
+   batch grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale
+   in the forward. This takes no more products than without chunks, and saves one gradient for each operand.
+4. ``Gradients.IN_BACKWARD``: the backward recomputes the logits of each chunk. This takes one more product, and saves
+   only the operands. ``reduction="none"`` needs it, because each row has its own incoming gradient.
+5. Each chunk depends on the sums of the previous one, so that a compiler cannot interleave them and hold the logits of
+   both.
+6. If targets or class weights need a gradient, which has as many elements as the logits, the loss is not chunked.
+7. Ignored rows have a loss of zero, even if their logits are NaN, and gradients of zero, even if the mean divides by
+   zero rows, as in torch.
+8. In fp8 (``recipe``) each chunk calls :mod:`fxamp.kernels.products.scaled_linear` separately: a scale for the rows of
+   one chunk is never coarser than one for all rows. The weight has the same scales in all chunks.
 """
 
 from collections.abc import Iterator
@@ -42,7 +44,7 @@ NONE, MEAN, SUM = range(3)
 
 
 class Gradients(StrEnum):
-    """Where the gradients of a chunk are made."""
+    """Where the gradients of a chunk are computed."""
 
     IN_FORWARD = "forward"
     IN_BACKWARD = "backward"
@@ -62,7 +64,7 @@ for _signature in (
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of the loss, as ``functional.cross_entropy`` names it, and how it is cut."""
+    """The arguments of ``functional.cross_entropy``, and how the loss is chunked."""
 
     reduction: int
     ignore_index: int
@@ -97,10 +99,10 @@ def linear_cross_entropy(
         target: classes, an integer tensor ``[N]``; or probabilities, a floating one ``[N, C]``.
         class_weight: floating ``[C]``, or None.
         reduction: 0 for none, 1 for mean, 2 for sum, as ATen has it.
-        ignore_index: rows with this class do not count; for classes only.
+        ignore_index: rows with this class are ignored; for classes only.
         label_smoothing: from 0 to 1.
         dtype: what ``input``, ``weight`` and ``bias`` are cast to for the products.
-        chunks: how many chunks the rows are cut into, of equal size but for rounding.
+        chunks: the number of chunks, whose sizes differ by rounding only.
         gradients: one of :class:`Gradients`.
         recipe: one of :class:`fxamp.policy.Recipe` for products in fp8, else "".
 
@@ -131,7 +133,8 @@ def linear_cross_entropy_and_log_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return what :func:`linear_cross_entropy` does, and the ``logsumexp`` of each row's logits: float32 ``[N]``.
 
-    The backward makes the gradients, whatever ``gradients`` is: the forward does not know those of the log-sums.
+    The backward computes the gradients, whatever ``gradients`` is: in the forward those of the log-sums are not known
+    yet.
     """
     place = Gradients.IN_BACKWARD
     form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
@@ -151,7 +154,7 @@ def _loss_and_log_sums(
 def _whole(
     input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
 ) -> tuple[Tensor, Tensor]:
-    """Return loss and log-sums by torch's own ops: all operands can have gradients."""
+    """Return loss and log-sums, computed by torch's own ops without chunks: all operands can have gradients."""
     if form.recipe is None:
         operands = (None if tensor is None else tensor.to(form.dtype) for tensor in (input, weight, bias))
         logits = functional.linear(*operands).float()  # type: ignore[arg-type]
@@ -169,14 +172,14 @@ def _whole(
 
 
 def _counting(target: Tensor, form: _Form) -> Tensor:
-    """``[N]``: whether each row counts."""
+    """bool ``[N]``: whether each row counts, that is, is not ignored."""
     if target.is_floating_point():
         return target.new_ones(target.shape[:1], dtype=torch.bool)
     return target.ne(form.ignore_index)
 
 
 def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
-    """What the mean divides by: the number of rows that count; with weights of classes, the sum of theirs."""
+    """The divisor of the mean: the number of rows that count, or the sum of their class weights."""
     counts = _counting(target, form)
     if class_weight is None or target.is_floating_point():
         return counts.sum()
@@ -184,9 +187,9 @@ def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
 
 
 class _Losses(torch.autograd.Function):
-    """The sum of the losses of all rows, or each, and their log-sums ``[N]``.
+    """Returns the sum of the losses of all rows, or each row's loss, and the log-sums ``[N]``.
 
-    :class:`_Form` says where the gradients are made. If the forward makes them, the log-sums have none.
+    :class:`_Form` says where the gradients are computed. If the forward computes them, the log-sums have none.
     """
 
     @staticmethod
@@ -246,7 +249,7 @@ class _Losses(torch.autograd.Function):
 
 
 def _computed_again(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> list[Tensor | None]:
-    """Return the gradients by logits that are computed again; None stands for gradients of zero."""
+    """Return the gradients, from recomputed logits; None stands for gradients of zero."""
     form: _Form = ctx.form
     input, weight, bias, target, class_weight = ctx.saved_tensors
     sums = _Sums(head := _Head.of(weight, bias, class_weight, form), ctx.needs_input_grad)
@@ -294,7 +297,7 @@ class _Head:
         return product if self.bias is None else product + self.bias
 
     def input_gradient(self, gradients: Tensor) -> Tensor:
-        """``[n, K]`` in the products' dtype, from those of the logits."""
+        """``[n, K]`` in the products' dtype, from the gradients of the logits."""
         if self.form.recipe is None:
             return gradients @ self.weight
         return input_gradient(gradients, self.weight, self.form.recipe, self.form.dtype)
@@ -320,14 +323,14 @@ class _Chunk:
 
     @staticmethod
     def of(head: _Head, rows: Tensor, target: Tensor, earlier: list[Tensor]) -> "_Chunk":
-        """``earlier``: what the chunk before makes from its logits last; empty for the first chunk."""
+        """``earlier``: the last tensors that the previous chunk computes from its logits; empty for the first chunk."""
         rows = rows.to(head.form.dtype)
         rows = copy_after(rows, earlier) if earlier else rows
         logits = head.logits(rows).float()
         return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
 
     def losses(self) -> Tensor:
-        """``[n]``: as ``cross_entropy`` has them, by sums over the logits, which one kernel makes with the log-sums."""
+        """``[n]``: the losses of ``cross_entropy``, from sums over the logits that share a kernel with the log-sums."""
         shares = self._shares()
         chosen = torch.where(shares != 0, self.logits * shares, 0.0).sum(-1)
         counts = _counting(self.target, self.head.form)
@@ -339,7 +342,7 @@ class _Chunk:
         return self._probabilities() * shares.sum(-1, keepdim=True) - shares
 
     def weighted_gradients(self, scale: Tensor | None, log_scale: Tensor | None) -> Tensor:
-        """``[n, C]``: that of the losses times ``scale``, and of the log-sums times ``log_scale``; both ``[n]``."""
+        """``[n, C]``: the gradient of losses times ``scale`` plus log-sums times ``log_scale``, both ``[n]``."""
         losses = None if scale is None else self.gradients() * scale.unsqueeze(1)
         log_sums = None if log_scale is None else self._probabilities() * log_scale.unsqueeze(1)
         if losses is None or log_sums is None:
@@ -352,7 +355,7 @@ class _Chunk:
         return torch.exp(self.logits - self.log_sums)
 
     def _shares(self) -> Tensor:
-        """``[n, C]``: by how much each class counts in a row's loss."""
+        """``[n, C]``: the weight of each class in a row's loss."""
         form, weight = self.head.form, self.head.class_weight
         classes = self.logits.shape[1]
         if self.target.is_floating_point():
@@ -360,7 +363,7 @@ class _Chunk:
         else:
             counts = _counting(self.target, form).unsqueeze(1)
             every = torch.arange(classes, device=self.target.device)
-            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for what is no class
+            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for a target that is no class
             shares = torch.where(every.eq(index.unsqueeze(1)) & counts, 1.0, 0.0)
         if form.label_smoothing:
             uniform = form.label_smoothing / classes
@@ -371,7 +374,7 @@ class _Chunk:
 
 
 class _Sums:
-    """The gradients of a head's operands while the chunks go by; ``needed``: which of the op's arguments need one."""
+    """Sums the gradients of a head's operands over the chunks; ``needed``: which of the op's arguments need one."""
 
     def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
         self._head = head
@@ -381,7 +384,7 @@ class _Sums:
         self._bias: Tensor | None = None
 
     def add(self, chunk: _Chunk, of_logits: Tensor) -> list[Tensor]:
-        """Add those of one chunk, from its logits' float32 gradients, ``[n, C]``. Return what reads the chunk last."""
+        """Add those of one chunk, from its logits' float32 gradients, ``[n, C]``; return what reads it last."""
         gradients = of_logits.to(self._head.form.dtype)
         of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
@@ -395,5 +398,5 @@ class _Sums:
         return sums or self._rows[-1:]
 
     def gradients(self) -> list[Tensor | None]:
-        """Those of the input in the products' dtype, of weight and bias in float32; None where none is needed."""
+        """Return those of the input in the products' dtype, of weight and bias in float32; None if not needed."""
         return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]

@@ -1,7 +1,7 @@
-"""The scale update: grow after enough good steps, back off after a bad one. One program, no host sync.
+"""Update the loss scale: grow after enough good steps, back off after a bad one. One program, no host sync.
 
-It is a separate kernel. As a part of the check's last program it would save one short launch, but there may be several
-launches, an aborted one would leave the counter wrong, and ranks must agree on the flag first.
+It is a separate kernel. Merging it into the last program of the check would save one short launch, but the check may
+take several launches, an aborted launch would leave the counter wrong, and ranks must agree on the flag first.
 """
 
 import math

@@ -12,7 +12,7 @@ from fxamp.torch_devices import moved
 
 
 def perform_everywhere(work: UnscaleRequest, home: torch.device, keep: bool) -> None:
-    """Do the work that :class:`~fxamp.kernels.gradient_request.UnscaleRequest` describes, for sources on any devices.
+    """Do the work of a :class:`~fxamp.kernels.gradient_request.UnscaleRequest` whose sources may be on any devices.
 
     Args:
         work: what to do; its sources may be on several devices; each target is on its source's device.

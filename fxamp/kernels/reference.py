@@ -1,9 +1,9 @@
 """The reference: what the kernels compute, expressed in ATen ops.
 
-It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it is
+It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it calls
 torch's own op, except for bfloat16, which that op does not support on CUDA (pytorch #127176). In every other case it
-follows that op's rule, from ATen/native/AmpKernels.cpp: check for inf and NaN first, then multiply in float32 (a
-float64 gradient: in float64), then round once.
+follows the rule of that op (ATen/native/AmpKernels.cpp): check for inf and NaN first, then multiply in float32 (a
+float64 gradient in float64), then round once.
 """
 
 from collections.abc import Sequence

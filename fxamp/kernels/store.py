@@ -41,7 +41,7 @@ def write_source(name: str, text: str) -> Path:
 
 
 def _keep_private(folder: Path) -> None:
-    """Take the right to write to ``folder`` from all others; raise PermissionError if it is another user's."""
+    """Remove other users' permission to write to ``folder``; raise PermissionError if it belongs to another user."""
     if not hasattr(os, "getuid"):
         return
     status = folder.stat()
@@ -58,8 +58,8 @@ def _keep_private(folder: Path) -> None:
 def load_function(name: str, text: str, interpret: bool = False) -> Any:
     """Return the function ``name`` of the module whose source is ``text``; ``interpret``: for Triton's interpreter.
 
-    What runs is ``text``, not what lies in its file, or compiled beside it, by then. Triton and tracebacks read the
-    source by the path of the file, so Python's cache of lines has ``text`` for it.
+        The function comes from ``text``, whatever the file or a compiled file beside it holds by then. Triton and
+    tracebacks look up source lines by the file's path, so Python's ``linecache`` gets ``text`` for that path.
 
     Raises:
         OSError: the cache folder cannot be written, or belongs to another user.

@@ -67,7 +67,7 @@ def test_the_step(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
 
     sent = (torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(step_launch, "load_function", lambda *_: kernel(gpus))
-    monkeypatch.setattr(step_launch, "_sent", lambda *_: gpus.note("tables") or sent[0])
+    monkeypatch.setattr(step_launch, "_uploaded", lambda *_: gpus.note("tables") or sent[0])
     monkeypatch.setattr(step_launch.StepKernel, "_blocks_of", lambda *_: sent)
     step = step_launch.StepKernel.__new__(step_launch.StepKernel)
     step._target, step._flat = step_launch.StepTarget((3,), SECOND), np.array([True])

@@ -102,13 +102,13 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     from fxamp.kernels import launch
 
     counts: Counter[str] = Counter()
-    upload = launch._sent
+    upload = launch._uploaded
 
     def counted(*arguments: object) -> object:
         counts["uploads"] += 1
         return upload(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, "_sent", counted)
+    monkeypatch.setattr(launch, "_uploaded", counted)
     monkeypatch.setattr(launch, "_launches", type(launch._launches)())
     return counts
 

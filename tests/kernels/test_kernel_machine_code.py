@@ -8,7 +8,7 @@ from support.machines.machine_code import ARCHS, TARGETS, MachineCode, Program, 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.launch_plan import Access, Asked, Gradient, make_plan
+from fxamp.kernels.launch_plan import Access, Gradient, Requested, make_plan
 from fxamp.kernels.loss_scale_update_source import update_text
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -26,8 +26,8 @@ PAIRS = [
 
 
 def code_for(arch: str, source: torch.dtype, dtype: torch.dtype | None, access: Access) -> MachineCode:
-    """With everything asked: what needs most registers."""
-    plan = make_plan((Gradient(1, source, dtype, access, True),), Asked(True, True, True), TARGETS[arch].warp_size)
+    """With everything requested: what needs most registers."""
+    plan = make_plan((Gradient(1, source, dtype, access, True),), Requested(True, True, True), TARGETS[arch].warp_size)
     kernel = plan.groups[0].kernel
     return machine_code(kernel_name(kernel), source_text(kernel), parameters(kernel), OPTIONS, arch)
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, is_dense, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Access, Gradient, Requested, is_dense, make_plan
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-FLAGS, WIDE = Asked(flags=True), Access.WIDE
+FLAGS, WIDE = Requested(flags=True), Access.WIDE
 
 
 def test_gradients_of_one_dtype_pair_and_access_share_a_launch() -> None:

@@ -9,18 +9,18 @@ from support.checks.golden_text import FOLDER, assert_golden
 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
-from fxamp.kernels.launch_plan import DTYPES, Access, Asked, Kernel
+from fxamp.kernels.launch_plan import DTYPES, Access, Kernel, Requested
 from fxamp.kernels.loss_scale_update_source import update_text
 
-ALL = Asked(found_inf=True, flags=True, squared_norm=True)
-FLAGS = Asked(flags=True)
+ALL = Requested(found_inf=True, flags=True, squared_norm=True)
+FLAGS = Requested(flags=True)
 KERNELS = {
     "unscale_f16_to_f32_flags": Kernel(torch.float16, torch.float32, Access.WIDE, FLAGS, 2048),
     "unscale_f32_in_place_all": Kernel(torch.float32, torch.float32, Access.WIDE, ALL, 2048),
-    "unscale_bf16_apart": Kernel(torch.bfloat16, torch.bfloat16, Access.NARROW, Asked(found_inf=True), 2048),
+    "unscale_bf16_apart": Kernel(torch.bfloat16, torch.bfloat16, Access.NARROW, Requested(found_inf=True), 2048),
     "unscale_bf16_in_place_unaligned": Kernel(torch.bfloat16, torch.bfloat16, Access.PEELED, ALL, 2048),
     "unscale_f64_to_bf16": Kernel(torch.float64, torch.bfloat16, Access.WIDE, FLAGS, 1024),
-    "check_f32_hip": Kernel(torch.float32, None, Access.WIDE, Asked(found_inf=True, flags=True), 4096),
+    "check_f32_hip": Kernel(torch.float32, None, Access.WIDE, Requested(found_inf=True, flags=True), 4096),
 }
 
 
@@ -39,11 +39,11 @@ def test_no_golden_text_is_left_over() -> None:
 
 
 def every_kernel() -> list[Kernel]:
-    asked = [Asked(*choice) for choice in itertools.product((False, True), repeat=3)]
+    requested = [Requested(*choice) for choice in itertools.product((False, True), repeat=3)]
     return [
         Kernel(source, target, access, results, 2048)
-        for source, target, access, results in itertools.product(DTYPES, (*DTYPES, None), Access, asked)
-        if (target is not None or results != Asked()) and (access is not Access.PEELED or target in (None, source))
+        for source, target, access, results in itertools.product(DTYPES, (*DTYPES, None), Access, requested)
+        if (target is not None or results != Requested()) and (access is not Access.PEELED or target in (None, source))
     ]
 
 

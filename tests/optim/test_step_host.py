@@ -50,7 +50,12 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    for module, name in ((launch, "_sent"), (launch, "_block_map"), (step_launch, "_sent"), (step_launch, "block_map")):
+    for module, name in (
+        (launch, "_uploaded"),
+        (launch, "_block_map"),
+        (step_launch, "_uploaded"),
+        (step_launch, "block_map"),
+    ):
         counting(module, name)
     return counts
 
@@ -119,7 +124,7 @@ def test_tables_are_sent_when_a_gradient_moves_and_blocks_never_again(
     assert not tables
     move_gradients(optimizer)
     optimizer.step()
-    assert tables == {"fxamp.kernels.launch._sent": 1, "fxamp.optim.kernels.launch._sent": 1}
+    assert tables == {"fxamp.kernels.launch._uploaded": 1, "fxamp.optim.kernels.launch._uploaded": 1}
 
 
 def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None:

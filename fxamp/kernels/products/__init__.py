@@ -1,4 +1,4 @@
-"""Matrix products in few bits, by the recipes of :mod:`fxamp.policy`, as ops that are differentiable.
+"""Matrix products in 8 or 4 bits, by the recipes of :mod:`fxamp.policy`, as differentiable ops.
 
 scaled_linear      a linear layer
 scaled_experts     linear layers of experts, each for a group of rows: grouped_product, group_layout

@@ -4,13 +4,13 @@ A code is a sign, two bits of exponent and one of mantissa (e2m1): 0, 0.5, 1, 1.
 the low half of its byte. A block's scale is float8_e4m3fn, relative to a float32 scale of the tensor with which the
 largest block's is 448. Quotients are computed in float64, so that compilers and eager mode round them alike.
 
-Stochastic rounding keeps the mean of a value, but for the largest of a block whose scale was rounded down: it is cut to
-6 times that, by up to a sixteenth, as in torchao and in the recipe's paper.
+Stochastic rounding is unbiased, except for the largest value of a block whose scale was rounded down: it saturates at 6
+times the scale, which is up to a sixteenth less, as in torchao and in the recipe's paper.
 
-Random bits are a hash of the element's index and of a key, which the device's default generator draws once for a
-matrix: ``torch.manual_seed`` decides them. Only gradients are rounded so, in the backward, so a checkpoint computes
-nothing anew that is random; a second backward of a graph (``retain_graph``) draws other bits. Lowerings "eager" and
-"aot_eager" draw what torch draws; Inductor draws its own numbers, unless its ``fallback_random`` is set.
+Random bits are a hash of the element's index and of a key that the device's default generator draws once for each
+matrix, so ``torch.manual_seed`` makes them reproducible. Only gradients are rounded stochastically, in the backward, so
+a checkpoint recomputes nothing random; a second backward of a graph (``retain_graph``) draws other bits. The lowerings
+"eager" and "aot_eager" draw torch's numbers; Inductor draws its own, unless its ``fallback_random`` is set.
 """
 
 import torch
@@ -21,14 +21,14 @@ from fxamp.kernels.blockwise_8bit import mixed
 LARGEST = 6.0
 _LARGEST_SCALE, _LEAST_SCALE = 448.0, 2.0**-6
 _LEAST_OUTER = 2.0**-121
-"""With a smaller scale of the tensor, the reciprocal of a block's could be infinite."""
+"""The smallest scale of a tensor: with a smaller one the reciprocal of a block's scale could be infinite."""
 
 
 def block_scales(largest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the scales of blocks with these largest magnitudes, and the tensor's, none-dimensional float32.
+    """Return the scales of blocks with these largest magnitudes, and the scale of the tensor, 0-dim float32.
 
-    Both are what values are multiplied by afterwards. The former are the bytes of float8_e4m3fn. An infinite or NaN
-    magnitude makes the tensor's NaN.
+    Decoded values are multiplied by both. A block's scale is a byte, in float8_e4m3fn. An infinite or NaN magnitude
+    makes the tensor's scale NaN.
     """
     whole = largest.amax().double() / (_LARGEST_SCALE * LARGEST)
     outer = torch.where(whole < torch.inf, whole.clamp(min=_LEAST_OUTER), torch.nan).float()
@@ -38,7 +38,7 @@ def block_scales(largest: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def factors(scale: Tensor, outer: Tensor) -> Tensor:
-    """Return what the values of each block are multiplied by before they are rounded, float32."""
+    """Return the float32 factor that the values of each block are multiplied by before they are rounded."""
     inverse = outer.double().reciprocal().float().double()
     return (inverse / decoded_scale(scale).double()).float()
 
@@ -55,7 +55,7 @@ def packed(values: Tensor, stochastic: bool) -> Tensor:
     steps = size * torch.where(small, 2.0, torch.where(middle, 1.0, 0.5))
     if stochastic:
         whole = steps.floor()
-        whole = torch.where(_chances(values) < steps - whole, whole + 1, whole)
+        whole = torch.where(_uniform(values) < steps - whole, whole + 1, whole)
     else:
         whole = steps.round()
     codes = whole + torch.where(small, 0.0, torch.where(middle, 2.0, 4.0))
@@ -74,8 +74,8 @@ def unpacked(codes: Tensor) -> Tensor:
     return torch.where(halves > 7, -value, value)
 
 
-def _chances(like: Tensor) -> Tensor:
-    """Multiples of 2**-24 in [0, 1), float32, in the shape of a matrix."""
+def _uniform(like: Tensor) -> Tensor:
+    """Random multiples of 2**-24 in [0, 1), float32, in the shape of the matrix ``like``."""
     key = torch.randint_like(like[:1, :1], -(1 << 31), 1 << 31, dtype=torch.int64).to(torch.int32)
     row, column = (torch.arange(size, dtype=torch.int32, device=like.device) for size in like.shape)
     bits = mixed((row.unsqueeze(1) * like.shape[1] + column) ^ key)

@@ -1,12 +1,13 @@
 """The product of two quantized operands, group by group, as torch's ``scaled_grouped_mm`` computes it on a GPU.
 
-1. Groups are of rows: ``[rows, sum]`` by ``[groups, columns, sum]`` gives ``[rows, columns]``. Or they are of what is
-   summed over: ``[rows, sum]`` by ``[columns, sum]`` gives ``[groups, rows, columns]``.
+1. Groups divide the rows: ``[rows, sum]`` by ``[groups, columns, sum]`` gives ``[rows, columns]``. Or they divide the
+   dimension that is summed over: ``[rows, sum]`` by ``[columns, sum]`` gives ``[groups, rows, columns]``.
 2. GPUs read blocks' scales group by group, in tiles of 128 rows and 4 blocks (``quantize.swizzled``).
-3. torch leaves memory as it finds it for rows beyond the last group, and for groups of no rows: here both are zeros.
-4. Elsewhere the operands are multiplied in bfloat16, which holds their values exactly, as torchao emulates it.
-5. Inductor calls ``torch.ops.fxamp.scaled_grouped_mm`` as it is. For torch's own op, its autotuning has a template that
-   mistakes the scales of blocks for those of rows.
+3. torch leaves the results of rows beyond the last group, and of groups without rows, uninitialized. Here both are
+   zeros.
+4. Other devices multiply the operands in bfloat16, which holds their values exactly, as torchao's emulation does.
+5. Inductor calls ``torch.ops.fxamp.scaled_grouped_mm`` as an opaque op. For torch's own op, its autotuning has a
+   template that mistakes the scales of blocks for scales of rows.
 """
 
 from dataclasses import replace
@@ -41,7 +42,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 
 @torch.library.impl(_LIBRARY, "scaled_grouped_mm", "CUDA")
 def scaled_grouped_mm(left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, ends: Tensor) -> Tensor:
-    """Return the product in bfloat16, by the scales that the kernel reads; sums as in the module's first rule."""
+    """Return the product in bfloat16, by the module's first rule; the scales are laid out as the kernel reads them."""
     fast = left_scale.dtype is torch.float32
     transposed = right.transpose(-2, -1)
     return torch._scaled_grouped_mm(
@@ -84,7 +85,7 @@ def multiply_rows(left: Quantized, right: Quantized, offsets: Tensor) -> Tensor:
 def multiply_sums(left: Quantized, right: Quantized, places: Padded) -> Tensor:
     """Return ``[groups, rows, columns]`` in bfloat16, of ``[rows, sum]`` and ``[columns, sum]``.
 
-    ``places``: those of what is summed over.
+    ``places``: the padded layout of the dimension that is summed over.
     """
     ends = places.ends
     if emulates(left.values.device):
@@ -97,9 +98,9 @@ def multiply_sums(left: Quantized, right: Quantized, places: Padded) -> Tensor:
 
 
 def quantize_sums(rows: Tensor, places: Padded, form: Quantization) -> Quantized:
-    """Return ``rows``, ``[sum, columns]``, transposed and quantized, each group for itself: ``[columns, padded sum]``.
+    """Return ``rows``, ``[sum, columns]``, transposed and quantized group by group: ``[columns, padded sum]``.
 
-    Scales of rows are ``[columns, groups]``.
+    A recipe with scales for rows gives scales ``[columns, groups]``.
     """
     matrix = places.gather(rows).t()
     if form.block != ROW:

@@ -1,8 +1,8 @@
 """A random Hadamard transform of blocks of 16 values: it spreads an outlier over its block.
 
-The matrix is orthogonal, so a product whose operands are both transformed along the sum is the plain product. Its signs
-are fixed, as in "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149): all layers, steps and ranks share
-them, so nothing about it is random at run time.
+The matrix is orthogonal, so a product does not change if both operands are transformed along the dimension that is
+summed over. The signs are fixed, as in "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149): all layers,
+steps and ranks share them, so nothing is random at run time.
 """
 
 import torch
@@ -10,14 +10,14 @@ from torch import Tensor
 
 SIZE = 16
 _SIGNS = 0x243F
-"""A set bit is a minus: the first 16 binary digits of pi's fraction."""
+"""The signs, a set bit for minus: the first 16 binary digits of pi after the point."""
 
 
 def transformed(matrix: Tensor) -> Tensor:
     """Return the blocks of ``matrix``, ``[rows, blocks * 16]``, times the Hadamard matrix, in bfloat16.
 
-    Both are rounded to bfloat16, and sums are float32. Row-major is the transposed result, for a product whose sum runs
-    over rows has its operands so.
+    Both are rounded to bfloat16, and sums are float32. The transpose of the result is row-major, as a product that sums
+    over rows needs its operands.
     """
     columns = matrix.t().to(torch.bfloat16).reshape(matrix.shape[1] // SIZE, SIZE, matrix.shape[0])
     product: Tensor = torch.ops.fxamp.spread(columns, hadamard_matrix(matrix.device))
@@ -25,7 +25,7 @@ def transformed(matrix: Tensor) -> Tensor:
 
 
 def hadamard_matrix(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """``[16, 16]``, orthogonal: signs times Sylvester's matrix, over 4. Computed, for graphs copy no constant."""
+    """``[16, 16]``, orthogonal: signs times Sylvester's matrix, over 4. Computed, so that a graph holds no constant."""
     index = torch.arange(SIZE, dtype=torch.int32, device=device)
     shared = index.unsqueeze(1) & index
     for shift in (2, 1):

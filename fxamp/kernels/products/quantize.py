@@ -1,13 +1,14 @@
 """Matrices in floats of 8 or 4 bits and their scales, by the recipes of :mod:`fxamp.policy`, and products of two.
 
-Rows of a matrix run along the sum of the product: the first operand is ``[rows, sum]``, the second one, transposed,
-``[columns, sum]``. Values are row-major, so the second operand is column-major in the product, as GPUs need it.
+The last dimension of a matrix is the one that the product sums over: the first operand is ``[rows, sum]``, the second,
+transposed, ``[columns, sum]``. Values are row-major, so the second operand is column-major in the product, as GPUs need
+it.
 
-1. A float32 scale is what values are multiplied by. It maps the largest magnitude of the tensor, or of a row, to the
-   largest value of the dtype.
-2. An e8m0 scale is a biased exponent in uint8, what the values of a block are to be multiplied by afterwards; 255 is
-   NaN. The exponents are computed from the bits of the largest magnitude, so they are the same everywhere.
-3. A scale in e4m3 has a float32 scale of the tensor beside it (:mod:`fxamp.kernels.products.float4`).
+1. Values are multiplied by a float32 scale before they are rounded. It maps the largest magnitude of the tensor, or of
+   a row, to the largest value of the dtype.
+2. An e8m0 scale is a biased exponent in uint8, a power of two that decoded values of a block are multiplied by; 255 is
+   NaN. The exponents are computed from the bits of the largest magnitude, so they are the same on every device.
+3. Scales in e4m3 are relative to a float32 scale of the tensor (:mod:`fxamp.kernels.products.float4`).
 4. If the largest magnitude is infinite or NaN, the results are NaN, so a loss scaler detects it.
 """
 
@@ -35,9 +36,9 @@ TILE = 128, 4
 
 @dataclass(frozen=True)
 class Scale:
-    """The scales of a matrix: none-dimensional, ``[rows, 1]``, or as bytes ``[rows, blocks]``.
+    """The scales of a matrix: 0-dim or ``[rows, 1]`` in float32, or bytes ``[rows, blocks]``.
 
-    ``outer``: that of the tensor, which bytes of e4m3 are relative to; none-dimensional float32.
+    ``outer``: the scale of the tensor, 0-dim float32, which scales in e4m3 are relative to.
     """
 
     values: Tensor
@@ -54,21 +55,22 @@ class Quantized:
 
 
 def quantize(matrix: Tensor, form: Quantization) -> Quantized:
-    """Return ``matrix``, ``[rows, sum]``, in few bits, the sum padded with zeros to :attr:`Quantization.multiple`."""
+    """Return ``matrix``, ``[rows, sum]``, quantized; ``sum`` is padded with zeros to :attr:`Quantization.multiple`."""
     matrix = prepared(matrix, form)
     scale = scale_of(matrix, form)
     return Quantized(rounded(matrix, scale, form), scale, form)
 
 
 def prepared(matrix: Tensor, form: Quantization) -> Tensor:
-    """Return what is scaled and rounded of ``matrix``: with a Hadamard transform, its blocks times that, padded."""
+    """Return the matrix to scale and round: ``matrix``, or padded and with its blocks Hadamard-transformed."""
     return transformed(_padded(matrix, form)) if form.hadamard else matrix
 
 
 def quantize_transposed(matrix: Tensor, form: Quantization) -> Quantized:
-    """As :func:`quantize` of ``matrix.t()``, for ``[sum, rows]``; equal bits.
+    """Return the same bits as :func:`quantize` of ``matrix.t()``; ``matrix`` is ``[sum, rows]``.
 
-    With one scale for all, the values are those of the matrix itself: where a forward has them, none are made again.
+    With one scale for all values, it transposes the quantized matrix: if the forward has quantized it, a compiler need
+    not do so again.
     """
     if form.block != TENSOR or not _is_whole(matrix.shape[0], form):
         return quantize(matrix.t(), form)
@@ -95,7 +97,7 @@ def scale_for(largest: Tensor, form: Quantization) -> Scale:
 
 
 def rounded(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
-    """Return the values of ``matrix``, ``[rows, sum]``, in few bits, row-major, with the sum padded."""
+    """Return the rounded values of ``matrix``, ``[rows, sum]``, row-major, with ``sum`` padded."""
     values = _padded(scaled(matrix, scale, form), form)
     if form.dtype == PACKED:
         return float4.packed(values, form.stochastic)
@@ -103,12 +105,12 @@ def rounded(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
 
 
 def scaled(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
-    """Return what is rounded to few bits, in float32; of blocks, with the sum padded.
+    """Return the scaled values before rounding, in float32; for blocks, with ``sum`` padded.
 
-    Float32 scales and "rceil" need no clamp: what exceeds the largest of the dtype by rounding alone is rounded back to
-    it. A clamp would cost time, and beside one as Inductor writes it Triton miscompiles transposed stores of 8 bits
-    (triton #11111). So what is traced for a GPU has none for "floor" either: Triton's casts saturate. Those of torch
-    itself do so since 2.13.
+    Float32 scales and "rceil" need no clamp: a value that exceeds the dtype's largest does so by a rounding error, and
+    rounds back to it. A clamp would cost time, and Triton miscompiles transposed 8-bit stores beside the clamp that
+    Inductor writes (triton #11111). So graphs traced for a GPU have none for "floor" either, because Triton's casts
+    saturate. torch's own casts do so since 2.13.
     """
     if not isinstance(form.block, int):
         return matrix.float() * scale.values
@@ -124,7 +126,7 @@ def scaled(matrix: Tensor, scale: Scale, form: Quantization) -> Tensor:
 
 
 def _casts_to_nan(matrix: Tensor) -> bool:
-    """Whether torch itself casts ``matrix``, and makes NaN of what 8 bits do not reach."""
+    """Whether torch's own cast converts ``matrix``, and turns values outside the 8-bit range into NaN."""
     return not _CASTS_SATURATE and type(matrix) in (Tensor, nn.Parameter)
 
 
@@ -139,7 +141,7 @@ def _padded(matrix: Tensor, form: Quantization) -> Tensor:
 
 
 def missing(size: int, multiple: int) -> int:
-    """What ``size`` lacks to the next multiple. Of a symbolic size plus this it is known at once that it is one."""
+    """The padding from ``size`` to the next multiple; torch can prove this of a symbolic ``size`` plus the result."""
     return (size + multiple - 1) // multiple * multiple - size
 
 
@@ -167,7 +169,7 @@ def _exponents(matrix: Tensor, form: Quantization) -> Scale:
 
 
 def _two_level_scales(matrix: Tensor, form: Quantization) -> Scale:
-    """Bytes of e4m3 ``[rows, blocks]``, and the tensor's scale; :attr:`Quantization.rows` rows have the same."""
+    """Bytes of e4m3 ``[rows, blocks]``, and the tensor's scale; :attr:`Quantization.rows` rows share theirs."""
     largest = _blocks(matrix, form).abs().amax(-1).float()
     if form.rows == 1:
         return Scale(*float4.block_scales(largest))
@@ -186,7 +188,7 @@ _SCALES: Mapping[str, Callable[[Tensor, Quantization], Scale]] = {
 def multiply(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """Return the product, ``[rows, columns]``, in ``dtype``; ``fast``: accumulate with fewer bits where GPUs can.
 
-    Scales of rows and of blocks round the product to bfloat16 first: their kernels return it.
+    With scales for rows or blocks, the kernels return bfloat16, so the product is rounded to that first.
     """
     kinds = {left.form.block, right.form.block}
     block = next((kind for kind in kinds if isinstance(kind, int)), ROW if ROW in kinds else TENSOR)
@@ -199,7 +201,7 @@ def _multiply_tensorwise(left: Quantized, right: Quantized, dtype: torch.dtype, 
 
 
 def _multiply_rowwise(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
-    """Without ``fast`` the scales are applied to the product: there is no kernel for both. A scale may be for all."""
+    """Without ``fast`` the scales multiply the product: no kernel does both. An operand may have a single scale."""
     of_left, of_right = left.scale.values.reciprocal(), right.scale.values.reciprocal()
     of_right = of_right.t() if of_right.dim() else of_right
     if fast:
@@ -223,10 +225,10 @@ def emulates(device: torch.device) -> bool:
 
 
 def _multiply_blocks(left: Quantized, right: Quantized, dtype: torch.dtype, fast: bool) -> Tensor:
-    """On a CPU the operands are multiplied in a dtype that holds their values exactly, as torchao emulates it.
+    """On a CPU the operands are multiplied in a dtype that holds their values exactly, as in torchao's emulation.
 
-    The scales of tensors are applied to the product in bfloat16. ``F.scaled_mm`` takes them, and names the order of the
-    scales, but Inductor lowers it with one scale in no order only.
+    The scales of tensors are applied to the product in bfloat16. ``F.scaled_mm`` would take them, and the layout of the
+    blocks' scales, but Inductor lowers it only with one plain scale for each operand.
     """
     if emulates(left.values.device):
         product = (dequantized(left) @ dequantized(right).t()).to(torch.bfloat16)
@@ -243,7 +245,7 @@ def _gpu_values(matrix: Quantized) -> Tensor:
 
 
 def dequantized(matrix: Quantized) -> Tensor:
-    """Return the values of a matrix in blocks, in bfloat16, or of 4 bits in float32 without the scale of the tensor."""
+    """Return the values of a matrix in blocks: 8-bit ones in bfloat16; 4-bit ones in float32, without ``outer``."""
     if matrix.form.dtype == PACKED:
         scale = float4.decoded_scale(matrix.scale.values).unsqueeze(-1)
         return (_blocks(float4.unpacked(matrix.values), matrix.form) * scale).flatten(-2)

@@ -3,11 +3,11 @@
 Each group of rows is multiplied by the weight of its expert. Like :mod:`fxamp.kernels.products.scaled_linear`, the op
 is differentiable and consists of ops that AOTAutograd traces. Its recipes match torchao's ``prototype.moe_training``.
 
-1. The weight's gradient sums over the rows of each group: they are padded with zeros to the recipe's multiple there,
-   and each group has scales of its own. In the other products rows are independent, and nothing is padded.
+1. The weight's gradient sums over the rows of each group. There the rows are padded with zeros to the recipe's
+   multiple, and each group has its own scales. In the other products rows are independent, and nothing is padded.
 2. Rows beyond the last offset are in no group: their results and gradients are zeros, as is the gradient of an expert
    without rows.
-3. Products are rounded to bfloat16 first, which the kernels return.
+3. The kernels return bfloat16, so products are rounded to that first.
 4. A second derivative raises: products of rounded values have none.
 """
 
@@ -84,7 +84,7 @@ class _Product(torch.autograd.Function):
 
 
 def _weight_gradient(gradient: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor, recipe: Recipe) -> Tensor:
-    """``[experts, K, N]`` in bfloat16, with rows or columns in a line as the weight has them."""
+    """``[experts, K, N]`` in bfloat16, row-major or column-major as the weight is."""
     operands = RECIPES[recipe].weight_gradient
     row_major = weight.stride(-1) == 1
     if operands is None:

@@ -1,12 +1,13 @@
 """A linear layer in floats of 8 or 4 bits, as an op of captured graphs: ``torch.ops.fxamp.scaled_linear.default``.
 
 It is differentiable, and made of ATen ops that AOTAutograd traces. So a compiler can fuse scales and casts with the ops
-that compute the values, and decides what to save for the backward. Its recipes match torchao bit for bit.
+that compute the values, and choose what to save for the backward. Its recipes match torchao bit for bit.
 
-1. The operands are quantized as the recipe says (``quantize``). Sums over rows are padded with zeros.
-2. The backward casts weights again, so that no 8-bit copies of them are saved (pytorch #141881).
+1. The operands are quantized as the recipe says (``quantize``). The weight's gradient, which sums over rows, pads them
+   with zeros.
+2. The backward quantizes weights again, so that no 8-bit copies of them are saved (pytorch #141881).
 3. A second derivative raises: products of rounded values have none.
-4. Gradients in 4 bits are rounded stochastically: by ``torch.manual_seed``, see ``float4``.
+4. Gradients in 4 bits are rounded stochastically, reproducibly under ``torch.manual_seed``; see ``float4``.
 """
 
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxamp.kernels.nondifferentiable import nondifferentiable
 from fxamp.kernels.products.quantize import (
     Quantized,
     multiply,
@@ -23,7 +25,6 @@ from fxamp.kernels.products.quantize import (
     rounded,
     scale_of,
 )
-from fxamp.kernels.underivable import underivable
 from fxamp.policy import RECIPES, Quantization, Recipe
 from fxamp.torch_private import computed_again, untraced
 
@@ -81,10 +82,10 @@ class _Product(torch.autograd.Function):
 
 
 def without_derivative(gradient: Tensor | None) -> Tensor | None:
-    """Return ``gradient``, made of rounded values: if it is differentiated again (``create_graph``), that raises."""
+    """Return ``gradient``, a product of rounded values: differentiating it again raises RuntimeError."""
     if gradient is None or not torch.is_grad_enabled():
         return gradient
-    return underivable(gradient.requires_grad_(), RuntimeError(_NO_SECOND))
+    return nondifferentiable(gradient.requires_grad_(), RuntimeError(_NO_SECOND))
 
 
 def output_product(rows: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
@@ -113,7 +114,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def quantize_weight(weight: Tensor, form: Quantization) -> Quantized:
-    """As :func:`quantize`. No copy in few bits is kept: the backward has the weight."""
+    """As :func:`quantize`; the quantized copy is not saved for the backward, which has the weight."""
     weight = prepared(weight, form)
     scale = scale_of(weight, form)
     with computed_again():

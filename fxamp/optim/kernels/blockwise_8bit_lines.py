@@ -88,7 +88,7 @@ def decode_lines(name: str, codes: str, scales: str, code: str, block: int) -> l
     ]
 
 
-def chance_lines(name: str, value: str, key: str, slot: int) -> list[str]:
+def stochastic_round_lines(name: str, value: str, key: str, slot: int) -> list[str]:
     """Return lines that round float32 stochastically to a float32 that bfloat16 can represent."""
     return [
         *random_lines(f"{name}_random", key, slot),

@@ -137,7 +137,7 @@ class StepKernel:
         launches = []
         for aligned, chosen in self._by_alignment(addresses):
             if chosen.any():
-                table = _sent(torch.from_numpy(rows[chosen].ravel()), self._target.device)
+                table = _uploaded(torch.from_numpy(rows[chosen].ravel()), self._target.device)
                 launches.append((aligned, table, *self._blocks_of(chosen, stream, capturing)))
         tables = _Tables(columns, stream, tuple(launches))
         if not capturing:
@@ -162,7 +162,7 @@ class StepKernel:
         if known is None:
             cells = max(1, int(chosen.sum()) * self._cells)
             blocks = block_map(np.maximum(self._target.numels, 1)[chosen].tolist()).flatten()
-            known = _sent(blocks, device), torch.empty(cells, dtype=torch.int64, device=device)
+            known = _uploaded(blocks, device), torch.empty(cells, dtype=torch.int64, device=device)
             if not capturing:
                 if len(self._blocks) == MOST_TABLES:
                     self._blocks.clear()
@@ -170,6 +170,6 @@ class StepKernel:
         return known
 
 
-def _sent(host: Tensor, device: torch.device) -> Tensor:
+def _uploaded(host: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting, from pinned memory of its own, which torch holds until the copy has run."""
     return moved(host.pin_memory(), device) if device.type == "cuda" else host

@@ -17,7 +17,13 @@ from torch.fx import GraphModule, Node
 from fxamp.kernels.blockwise_8bit import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, stochastic_round
 from fxamp.kernels.gradient_source import CARRIER, WIDEN
 from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK
-from fxamp.optim.kernels.blockwise_8bit_lines import chance_lines, decode_lines, encode_lines, key_lines, scales_lines
+from fxamp.optim.kernels.blockwise_8bit_lines import (
+    decode_lines,
+    encode_lines,
+    key_lines,
+    scales_lines,
+    stochastic_round_lines,
+)
 from fxamp.optim.kernels.expressions import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
 from fxamp.optim.kernels.scalar_nodes import is_flat, is_numbers, prepared_nodes, skipping
 
@@ -210,7 +216,7 @@ class Writer:
         if node.target is decode.default:
             return decode_lines(name, self.name(args[0]), self.name(args[1]), str(args[2]), self._block)
         if node.target is stochastic_round.default:
-            return chance_lines(name, self.name(args[0]), self.name(args[1]), int(str(args[2])))
+            return stochastic_round_lines(name, self.name(args[0]), self.name(args[1]), int(str(args[2])))
         names = [self.name(arg) for arg in args[:3]]
         return encode_lines(name, names[0], names[1], names[2], str(args[3]), int(str(args[4])), self._block)
 

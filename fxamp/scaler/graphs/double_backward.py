@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import DoubleBackwardError
-from fxamp.kernels.underivable import underivable
+from fxamp.kernels.nondifferentiable import nondifferentiable
 from fxamp.torch_private import keeps_graph, running_node, untraced
 
 _MESSAGE = (
@@ -36,4 +36,4 @@ def explain_double_backward() -> None:
 def _final(gradient: Tensor | None) -> Tensor | None:
     if gradient is None or not gradient.requires_grad:
         return gradient
-    return underivable(gradient, DoubleBackwardError(_MESSAGE))
+    return nondifferentiable(gradient, DoubleBackwardError(_MESSAGE))

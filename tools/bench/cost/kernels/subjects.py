@@ -14,7 +14,7 @@ from fxamp.kernels.blockwise_8bit import BLOCK, SCALES
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
-from fxamp.kernels.launch_plan import CHUNK, Access, Asked, Gradient, make_plan
+from fxamp.kernels.launch_plan import CHUNK, Access, Gradient, Requested, make_plan
 from fxamp.kernels.loss_scale_update_source import update_text
 from fxamp.optim import CompiledOptimizer
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
@@ -79,12 +79,12 @@ def subjects() -> list[Subject]:
 
 
 def _gradients(aligned: bool) -> list[Subject]:
-    flags = Asked(found_inf=True, flags=True)
-    normed = Asked(found_inf=True, flags=True, squared_norm=True)
+    flags = Requested(found_inf=True, flags=True)
+    normed = Requested(found_inf=True, flags=True, squared_norm=True)
 
-    def subject(name: str, source: torch.dtype, target: torch.dtype | None, asked: Asked) -> Subject:
+    def subject(name: str, source: torch.dtype, target: torch.dtype | None, requested: Requested) -> Subject:
         ideal = source.itemsize + (target.itemsize if target else 0)
-        return Subject(name, aligned, ideal, lambda wave: _gradient(source, target, aligned, asked, wave))
+        return Subject(name, aligned, ideal, lambda wave: _gradient(source, target, aligned, requested, wave))
 
     return [
         subject("check float16", F16, None, flags),
@@ -96,9 +96,11 @@ def _gradients(aligned: bool) -> list[Subject]:
     ]
 
 
-def _gradient(source: torch.dtype, target: torch.dtype | None, aligned: bool, asked: Asked, wave: int) -> Program:
+def _gradient(
+    source: torch.dtype, target: torch.dtype | None, aligned: bool, requested: Requested, wave: int
+) -> Program:
     others = Access.PEELED if target in (None, source) else Access.NARROW
-    plan = make_plan((Gradient(1, source, target, Access.WIDE if aligned else others, True),), asked, wave)
+    plan = make_plan((Gradient(1, source, target, Access.WIDE if aligned else others, True),), requested, wave)
     kernel = plan.groups[0].kernel
     return Program(kernel_name(kernel), source_text(kernel), parameters(kernel), 2, OPTIONS, kernel.block)
 

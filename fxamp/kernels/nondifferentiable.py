@@ -1,4 +1,4 @@
-"""The same value without a derivative: differentiating it raises an error of the caller's choice."""
+"""A value that cannot be differentiated: its backward raises an error of the caller's choice."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from fxamp.torch_private import untraced
 
 
-def underivable(value: Tensor, error: Exception) -> Tensor:
-    """Return ``value``, of the same memory; if it needs a gradient, differentiating it raises ``error``."""
+def nondifferentiable(value: Tensor, error: Exception) -> Tensor:
+    """Return a view of ``value``; if it needs a gradient, differentiating it raises ``error``."""
     same: Tensor = _Refuse.apply(value, error)  # type: ignore[no-untyped-call]
     return same
 
