@@ -26,7 +26,8 @@ class Context:
     def computing(self) -> Iterator[None]:
         """Inside this context, ops on the graph's values compute new values, as in eager mode without autocast.
 
-        ATen's composite ops need sizes as numbers, which symbolic sizes do not allow; the Python dispatcher avoids it.
+        ATen's composite ops would ask for sizes as numbers and specialize symbolic sizes; the Python dispatcher avoids
+        that.
         """
         with ExitStack() as stack:
             for context in (tracing(None), without_autocast(), torch.no_grad(), self.mode):
@@ -38,15 +39,15 @@ class Context:
 
 @dataclass(frozen=True)
 class CastContext(Context):
-    """What passes that decide on dtypes can read as well.
+    """What passes that decide on dtypes can read besides.
 
     ``policy`` is resolved for this device and this torch. ``captured_autocast`` is the dtype of the autocast that the
     program was captured under, None if there was none. ``every_device`` makes tensors of all devices eligible, so that
-    a GPU's policy can be inspected on a machine without a GPU. ``only_regions``: None, or the policy holds only in the
-    autocast regions of the program, and this is the dtype of a region that names none. ``lstm_kernel``: nn.LSTM may run
-    in oneDNN's kernel, as eager mode runs it; AOTAutograd cannot trace its backward. ``narrow_outputs``: the program
-    continues with 16-bit tensors where it was captured with them. ``ended``: the reason for the graph break that ended
-    the graph, if there was one.
+    a GPU's policy can be inspected on a machine without a GPU. ``only_regions``: if not None, the policy applies only
+    in the program's autocast regions, and this is the dtype of regions that name none. ``lstm_kernel``: nn.LSTM may use
+    oneDNN's kernel, as in eager mode; AOTAutograd cannot trace that kernel's backward. ``narrow_outputs``: outputs that
+    were captured in 16 bits are returned in that dtype, because the program continues with them. ``ended``: the reason
+    for the graph break that ended the graph, if there was one.
     """
 
     policy: Policy
@@ -123,12 +124,12 @@ class GraphwisePass(Pass[ContextT]):
 class TracedPass(Pass[ContextT]):
     """A pass over a graph of AOTAutograd's, whose ops rely on the strides that it was traced with.
 
-    After the pass the runner restores these wherever an op or an output reads others.
+    After the pass, the runner restores these strides wherever an op or an output would read other ones.
     """
 
     @property
     def outputs(self) -> int | None:
-        """The number of outputs that keep their places; None for all, new ones being last."""
+        """The number of leading outputs that keep their positions; None for all old ones: new ones come last."""
         return None
 
     def relies(self, reader: Node) -> bool:

@@ -47,12 +47,12 @@ FORWARD: PassSequence[CastContext] = PassSequence(
     ),
 )
 
-#: For AOTAutograd's forward, after the passes of who takes part in it.
+#: For AOTAutograd's forward, after the passes of the participants.
 PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(), OverlapCopies()))
 
-#: For AOTAutograd's backward, after the passes of who takes part in it (fxamp/backend/participants.py), in this order:
-#: drop-unused-results, cast-backward, scale-backward. Rules for kept values run theirs around the partition:
-#: mark-recomputed on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
+#: For AOTAutograd's backward, after the passes of the participants (fxamp/backend/participants.py), in this order:
+#: drop-unused-results, cast-backward, scale-backward. Keep rules run their passes around the partition: mark-recomputed
+#: on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
 BACKWARD: PassSequence[CastContext] = PassSequence(
     "backward", (RealizeCasts(), RealizeSums(), AddInPlace(), OverlapCopies())
 )

@@ -5,8 +5,8 @@ every gradient is computed in the dtypes of its forward.
 
 1. Only ops of the backward are considered: a recomputed forward op must return what it returned in the forward.
 2. The pass casts a covered op's eligible inputs as the rule says, and casts its results back, so that every other op
-   reads its original dtypes. Between two covered ops that run in one dtype a value stays in it. If the graph itself
-   widens a result to that dtype (the gradient of a 16-bit weight), the result is not rounded first.
+   reads its original dtypes. A value that passes between two covered ops of one dtype is not cast in between. If the
+   graph itself widens a result to that dtype (the gradient of a 16-bit weight), the result is not rounded first.
 3. If ``torch.autocast(enabled=False)`` was active in the forward, no rule applies to its backward.
 4. If an op rejects the new dtypes, the pass restores the original ones and records why.
 """

@@ -3,10 +3,11 @@
 Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
 1. The named tangents are no longer inputs; each is known to be zeros.
-2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros; a result whose sizes are not all
-   numbers is computed from zeros.
-3. Adding zeros to a tensor does not change it. A sparse one becomes dense, so there the sum stays.
-4. Zeros that another op reads or that are an output are written as a node; Inductor fuses it into the op that reads it.
+2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros. If the sizes of its result are
+   symbolic, the op stays, and reads zeros.
+3. Adding zeros to a tensor does not change it. It makes a sparse tensor dense, so that sum stays.
+4. If another op reads the zeros, or they are an output, a node creates them; Inductor fuses it into the op that reads
+   it.
 """
 
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def _add(node: Node, zeros: set[Node], writer: GraphWriter) -> None:
 
 
 def _form(value: Tensor) -> tuple[list[str], torch.layout]:
-    """Return the sizes, and whether it is sparse; the former as text: to compare symbolic ones would add guards."""
+    """Return the sizes, and whether it is sparse. Sizes are text, because comparing symbolic sizes would add guards."""
     return list(map(str, value.shape)), value.layout
 
 

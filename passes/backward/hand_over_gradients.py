@@ -1,16 +1,16 @@
 """hand-over-gradients: hand over gradients of parameters as soon as they are computed, instead of returning them.
 
-1. The outputs at ``places`` become None. ``output.meta[HANDED_OVER]`` has the name of each one's parameter if the graph
-   reads that, else None.
+1. The outputs at ``places`` become None. ``output.meta[HANDED_OVER]`` holds, for each, the name of its parameter if the
+   graph reads that, else None.
 2. Gradients are handed over in groups of at least ``group`` bytes, in the order in which they are ready; the last group
    may be smaller.
-3. A gradient is ready when it is made, and when the graph has read the parameter, directly or through views, for the
-   last time: the receiver may change the parameter. The op names the parameters that the graph reads as written to, so
-   that no compiler moves a read behind it.
-4. Gradients that are small beside a group are handed over at the end. Earlier would save nothing, and values that are
-   computed from their parameters, as by norms, would have to be written before.
-5. Before a group with parameters that the graph reads, a call hands over nothing. Inductor delays reads until after the
-   call that they must precede; with this call they are between the two calls.
+3. A gradient is ready when it has been computed and the graph has read the parameter, directly or through views, for
+   the last time, because the receiver may change the parameter. The op declares that it writes to the parameters that
+   the graph reads, so that no compiler moves a read behind it.
+4. Gradients that are small compared with a group are handed over at the end. Handing them over earlier would save
+   nothing, and values computed from their parameters, such as those of norms, would have to be stored first.
+5. An empty call precedes a group with parameters that the graph reads. Inductor delays reads until after the call that
+   they must precede; with the empty call, they end up between the two calls.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from fxamp.passes.backward.scale_backward import gradients
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.torch_private import drop_outputs
 
-#: Key of the output node's ``meta``: by the place of each output that is handed over, its parameter's input or None.
+#: Key of the output node's ``meta``: by the position of each output that is handed over, its parameter's input or None.
 HANDED_OVER = "fxamp_handed_over"
 
 #: A gradient is small if so many of them are no group.
@@ -37,7 +37,7 @@ SMALL = 64
 
 @dataclass(frozen=True)
 class _Gradient:
-    """One gradient and its place among the outputs.
+    """One gradient and its position among the outputs.
 
     ``parameter``: the input that it is the gradient of, if the graph reads that. ``ready``: the position of the node
     after which it can be handed over.
@@ -69,7 +69,7 @@ class HandOverGradients(TracedPass[Context]):
     def run(self, gm: GraphModule, context: Context) -> Result:
         nodes, output = list(gm.graph.nodes), graph_output(gm.graph)
         gradients = _gradients(gm, list(self._dense(gm)))
-        end = len(nodes) - 2  # the last node returns
+        end = len(nodes) - 2  # the last node is the output
         late = (replace(own, ready=end) if own.bytes < self.group // SMALL else own for own in gradients)
         ready = sorted(late, key=lambda gradient: gradient.ready)
         if not ready:
@@ -93,7 +93,7 @@ class HandOverGradients(TracedPass[Context]):
         return f"gradients at {left} are still returned" if left else None
 
     def _dense(self, gm: GraphModule) -> Iterator[int]:
-        """Yield those of the places that hold dense gradients which the graph makes."""
+        """Yield the positions that hold dense gradients which the graph computes."""
         returned = _returned(gm)
         for place in gradients(gm):
             value = tensor_value(returned[place])

@@ -1,10 +1,13 @@
 """measure-gradients: return the largest magnitude of each floating value of a backward graph as one more output.
 
-As measure-results does for a forward, but in AOTAutograd's graph, after its decompositions: with the ops that Inductor
-lowers there, and after all other passes, so that scaled gradients are measured as they are. What the forward saved, and
-what is computed again, the forward has measured, but for what a policy keeps in 16 bits; what a loss scale multiplies
-is measured on its other side. What the backward of a Function computes of saved values alone may be in the forward, and
-is an input here. If the backward of one op is decomposed into several, only results that leave it are measured.
+measure-results does the same for a forward. This pass works on AOTAutograd's graph after its decompositions, with the
+ops that Inductor lowers, and after all other passes, so that scaled gradients are measured scaled.
+
+The pass does not measure saved tensors and recomputed values again: the forward has measured them, except those that a
+policy saves in 16 bits. The products with the loss scale and its inverse are not measured, but what they multiply is.
+If a Function's backward computes something from saved tensors alone, AOTAutograd may move that to the forward, and it
+is an input here. If the backward of one op is decomposed into several ops, only the results that other ops read are
+measured.
 """
 
 from dataclasses import dataclass
@@ -71,12 +74,12 @@ def _of_function(node: Node) -> bool:
 
 
 def _leaves_op(node: Node) -> bool:
-    """Whether what ``node`` returns is read by the backward of another op than its own, or leaves the graph."""
+    """Whether the backward of another op reads the result of ``node``, or the graph returns it."""
     if _op(node) is None:
         return True
     return any(_op(user) != _op(node) or (passes_on(user) and _leaves_op(user)) for user in node.users)
 
 
 def _op(node: Node) -> object:
-    """Return the forward's op to which ``node`` belongs; None if it belongs to none, as a sum of gradients does."""
+    """Return the forward's op to which ``node`` belongs; None if it belongs to none, such as a sum of gradients."""
     return node.meta.get("custom", {}).get(OP)

@@ -5,9 +5,9 @@ The backward casts the float32 gradient of a residual stream to 16 bits for prod
 view's shape, and fuses only kernels whose loops have the same shape: the gradient is written, read and written again.
 
 1. A cast from float32 to 16 bits with more than two dimensions and fixed strides is realized with its strides if only
-   views of it are read, and its source has other readers. Its kernel then has the shape of its source, and joins the
-   kernel that makes that. A source without another reader is never written: Inductor computes it where the cast is read
-   (so it does when it unpacks a saved value).
+   views of it are read, and its source has other readers. Its kernel then has the shape of its source, and fuses with
+   the kernel that computes the source. A source without another reader is never written to memory: Inductor computes it
+   where the cast is read, for example when it unpacks a saved value.
 
 No value changes.
 """
@@ -43,5 +43,5 @@ class RealizeCasts(Realize):
 
 
 def _is_written(source: Argument) -> bool:
-    """Whether a value has readers beside casts, for which its kernel writes it."""
+    """Whether a value has readers other than casts, so that its kernel writes it to memory."""
     return isinstance(source, Node) and any(user.target not in CASTS for user in source.users)

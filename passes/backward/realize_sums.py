@@ -1,9 +1,9 @@
-"""realize-sums: write a long sum of gradients once, where every kernel that reads it would add it up again.
+"""realize-sums: write a long sum of gradients to memory once, instead of adding it up in every kernel that reads it.
 
-Before a block of attention that follows a norm (BERT), four gradients meet: that of the residual stream, and those
-through queries, keys and values. The norm's backward reads their sum in several kernels. Inductor writes what several
-ops read if it has more than four reads itself. This sum has four: some kernels read all of them again, 3 % of a layer's
-bytes.
+In BERT, where attention follows a norm, four gradients are added: that of the residual stream, and those through
+queries, keys and values. The norm's backward reads their sum in several kernels. Inductor writes a value with several
+readers to memory only if computing it takes more than four reads. This sum takes four, so some kernels read all four
+again: 3 % of a layer's bytes.
 
 1. A large float32 sum that several ops read, of at least three additions that nothing else reads, is realized.
 
@@ -20,11 +20,11 @@ from fxamp.passes.shared.realize import Realize, can_be_realized
 
 _ADD = torch.ops.aten.add.Tensor
 
-#: Additions. With two, counting found no kernel that reads more than it has to.
+#: The minimum number of additions. With two, counting found no kernel that reads more than it must.
 _LEAST = 3
 
-#: Elements. Below, Inductor makes no kernel that sums both over rows and over columns (``MixOrderReduction`` in
-#: torch/_inductor/scheduler.py), and adding anew costs less than writing.
+#: The minimum number of elements. Below it, Inductor makes no kernel that sums over rows and over columns
+#: (``MixOrderReduction`` in torch/_inductor/scheduler.py), and adding again costs less than writing.
 _LARGE = 5 * 2**20
 
 

@@ -17,8 +17,8 @@ Inductor can lower after the partition (``aten.isfinite`` is not one of them).
 There are two ways to check. ``"ops"`` writes plain ops, which Inductor fuses into the op that computes the gradient:
 nothing is read twice, but each gradient needs one or two reductions. ``"kernel"`` passes all gradients of one device
 and dtype to one ``fxamp::check_unscale``. If the last op of a gradient is a widening cast (a weight's float16
-gradient), the kernel reads the value before the cast. A large float32 gradient that an elementwise op makes, as the sum
-of two, gets plain ops here too. For n parameters in k tensors, float16 products, and float32 gradients:
+gradient), the kernel reads the value before the cast. A large float32 gradient from an elementwise op, such as the sum
+of two gradients, gets plain ops even then. For n parameters in k tensors, float16 products, and float32 gradients:
 
     "ops"       6n bytes if Inductor fuses cast, product and check        at most 2k launches
     "kernel"    6n bytes if a cast is last, else 8n                       1 launch for a pair of dtypes

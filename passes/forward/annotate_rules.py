@@ -1,14 +1,16 @@
 """annotate-rules: give every operation the policy's decision for it.
 
-1. The last rule of the policy that covers a call applies. If none covers it, the op's own autocast kernel says what is
-   cast, if its library has one, and else ``unlisted``, except to calls that only move values or that name their dtype.
+1. The last rule of the policy that covers a call applies. If none does, the autocast kernel that the op's library
+   registered applies, and without one the policy's ``unlisted``, except to calls that only move values or that name
+   their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp leaves verbatim follow
    their inputs, whatever a rule says.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
-   ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. In a hook on a
-   gradient no rule applies: eager programs go backward outside of autocast.
-5. A loss that a rule cuts into chunks has that rule if no other covers it: it is computed in float32.
+   ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. No rule applies
+   in a hook on a gradient, because eager programs run the backward outside of autocast.
+5. If a chunk rule covers a loss and no other rule does, the decision names the chunk rule, and the loss is computed in
+   float32.
 """
 
 from collections.abc import Callable
@@ -55,7 +57,7 @@ class AnnotateRules(Pass[CastContext]):
 
 def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_function: bool = False) -> int:
     changed = 0
-    aliases = cache(lambda: AliasSets(gm.graph))  # computed on demand: few policies have rules for views
+    aliases = cache(lambda: AliasSets(gm.graph))  # computed on demand, because few policies have rules for views
     for node, here in walk(gm, context, region):
         if node.op not in ("call_function", "call_method", "call_module"):
             continue
@@ -135,7 +137,7 @@ def _refusal(node: Node, advice: str, context: CastContext) -> str:
 
 
 def _follows_policy(region: AutocastRegion) -> bool:
-    """Whether autocast is on under the policy alone: where it was on in the capture too, ``custom_fwd`` has cast."""
+    """Whether autocast is on under the policy alone: if it was on in the capture too, ``custom_fwd`` has cast."""
     return region.captured is None and region.lower is not None
 
 

@@ -1,11 +1,11 @@
 """chunk-losses: compute the logits of a loss a chunk of rows at a time, where a rule with ``chunks`` says so.
 
-1. A linear layer whose results only a cross entropy reads, and the loss, become one
+1. A cross entropy and the linear layer whose results only it reads become one call of
    :mod:`fxamp.kernels.linear_cross_entropy`, which AOTAutograd traces through.
 2. Views and slices of the logits' rows become those of the layer's inputs. A ``logsumexp`` of the logits becomes
    another result of the call.
-3. The products keep the dtype that the casts gave the layer, or run in fp8 where a rule says so; it reads the weight
-   before fxamp's cast, so that the weight's gradient is rounded once.
+3. The products keep the dtype that the casts gave the layer, or run in fp8 where a rule says so. The call reads the
+   weight before fxamp's cast, so that the weight's gradient is rounded once.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ WITH_LOG_SUMS = torch.ops.fxamp.linear_cross_entropy_and_log_sums.default
 
 @dataclass(frozen=True)
 class ChunkLosses(Pass[CastContext]):
-    """Requires inserted casts; ensures that every loss with a rule for chunks is cut, or cannot be."""
+    """Requires inserted casts; ensures that every loss with a chunk rule is chunked, or cannot be."""
 
     name = "chunk-losses"
 
@@ -99,7 +99,7 @@ def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
 
 
 def _decision(match: LinearLoss, context: CastContext) -> Decision:
-    """Return the decision for the chunked loss: by the rule for fp8 if its products run so, else by that for chunks."""
+    """Return the decision for the chunked loss: by the fp8 rule if its products run in fp8, else by the chunk rule."""
     in_fp8 = asked_in_fp8(match.linear)
     why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8, context, {})
     reason = f"{match.chunks} chunks; {match.rule.why}"

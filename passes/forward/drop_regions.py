@@ -1,7 +1,7 @@
 """drop-regions: remove the marks of autocast regions after every cast is explicit.
 
-The marks would cause a second cast. Marks for other devices than the policy's stay, and so do those inside of calls
-that are left verbatim.
+The marks would cause a second cast. Marks for devices other than the policy's stay, and so do those inside calls that
+are left verbatim.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fxamp.passes.shared.autocast_regions import ENTER, concerns, erase_region
 
 @dataclass(frozen=True)
 class DropRegions(GraphwisePass[CastContext]):
-    """Requires inserted casts; ensures that no mark for the policy's device remains, but those left verbatim."""
+    """Requires inserted casts; ensures that no mark for the policy's device remains, except in verbatim calls."""
 
     name = "drop-regions"
 

@@ -1,12 +1,12 @@
 """drop-results: remove the results of a training step that a policy's rules of region "results" name.
 
-1. A rule holds in graphs with inputs that need a gradient, where gradients are on, that return a number: a loss. So
-   evaluation, and graphs whose values go to other graphs, return everything.
+1. A rule holds in graphs that return a number, the loss, with gradients on and inputs that need a gradient. Evaluation,
+   and graphs that return no loss because other graphs compute it, return everything.
 2. The output becomes None; ``output.meta[DROPPED]`` describes it, so that callers get a tensor that raises an error.
 3. The conditions refer to the op that computed the result, before views, copies and conversions; ``args`` and
    ``elements`` are those of the kept region.
-4. A result stays, and the log says why, if a graph break ended the graph, since what follows may read it; or if its
-   sizes depend on values.
+4. A result stays, and the log says why, if a graph break ended the graph, because the code after it may read the
+   result; or if its sizes depend on values.
 """
 
 import logging
@@ -39,7 +39,7 @@ DROPPED = "fxamp_dropped"
 
 @dataclass(frozen=True)
 class DroppedResult:
-    """The output at position ``at``, which is not made. ``sizes`` read each of its sizes from a run's inputs."""
+    """The dropped output at position ``at``. Each of ``sizes`` computes one of its sizes from a run's inputs."""
 
     at: int
     sizes: tuple[Callable[[Sequence[Any]], int], ...]

@@ -2,8 +2,8 @@
 
 In eager mode an op that autocast does not list, such as ``einsum``, runs as its decomposition, and autocast acts on
 those ops. So a composite op without a rule is replaced by its decomposition, one level at a time, but only if an op
-inside has a rule. Every other composite stays whole, for readability and for compilers. So does a composite that occurs
-in its own decomposition, and a loss that chunk-losses cuts.
+inside has a rule. Every other composite stays whole, for readability and for compilers, as does a composite that occurs
+in its own decomposition, and a loss that chunk-losses rewrites.
 """
 
 import logging
@@ -94,7 +94,7 @@ class _Expander:
             return False
         key = self._signature(node, region, within)
         if key not in self._hiding:
-            self._hiding[key] = False  # while its parts are examined: an equal call among them ends the recursion
+            self._hiding[key] = False  # until its parts are examined: an equal call among them ends the recursion
             inner = self._decomposed(node, region)
             parts = list(inner.graph.nodes) if inner is not None else []
             ends = all(part.target is not node.target for part in parts)
@@ -146,9 +146,9 @@ class _Expander:
         return inner
 
     def _kernels(self, node: Node, region: AutocastRegion) -> Iterator[AbstractContextManager[None]]:
-        """Yield the settings of oneDNN to try. Its LSTM asks for numbers where sizes are symbols; cells take both.
+        """Yield the settings of oneDNN to try: its LSTM kernel takes no symbolic sizes, cells do.
 
-        ``nn.LSTM`` is decomposed to cells also where its kernel must not run, or lacks the region's dtype on this CPU.
+        ``nn.LSTM`` is also decomposed to cells where the kernel must not run, or lacks the region's dtype on this CPU.
         """
         if node.target not in _LSTM:
             yield nullcontext()
@@ -158,7 +158,7 @@ class _Expander:
         yield torch.backends.mkldnn.flags(enabled=False)
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
-        """Set the autocast state that the program was captured under: it may be valid only there."""
+        """Set the autocast state that the program was captured under, because it may be valid only in that state."""
         if region.captured is None:
             return nullcontext()
         return autocast_state(self._context.policy.device, True, region.captured)
@@ -171,7 +171,7 @@ def _is_candidate(node: Node) -> bool:
 
 
 def _signature(node: Node) -> Hashable:
-    """Return what a decomposition depends on, as far as policies need it: ranks, dtypes, devices, other arguments."""
+    """Return the facts that a decomposition depends on, as far as policies see them, such as ranks and dtypes."""
 
     def describe(value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):

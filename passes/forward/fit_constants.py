@@ -1,7 +1,7 @@
 """fit-constants: clamp constants that were written for float32 to the range of the dtype that an op now runs in.
 
 ``masked_fill(x, torch.finfo(x.dtype).min)`` is captured with float32's lowest number. If ``x`` becomes 16-bit, the
-constant overflows, and the op raises. Infinities stay: every floating-point dtype has them.
+constant overflows, and the op raises. Infinities stay, because every floating-point dtype has them.
 """
 
 import math

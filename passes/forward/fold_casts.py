@@ -3,7 +3,7 @@
 1. ``d -> w -> d`` with ``w`` wider than ``d`` returns the same bits: the second cast's users read the value itself. A
    pair that rounds (``float32 -> bfloat16 -> float32``) stays.
 2. Only casts that fxamp inserted are considered; a cast in the user's program is never removed.
-3. The first cast must have no other user, so that the gradient does not change; and nothing may write to the value.
+3. The first cast must have no other user, because the gradient would change; and nothing may write to the value.
 """
 
 from dataclasses import dataclass

@@ -6,12 +6,12 @@
    for values that need no gradient, and for float32 leaves that need one. Other values are cast once per use, and twice
    for an op that reads one twice, so that their gradients are summed in float32. AOTAutograd merges such casts in the
    forward. ``torch.library.register_autocast`` has no cache, nor has ``torch.autocast(cache_enabled=False)``.
-3. No cast is shared across a write to the value's memory, nor between grad modes.
+3. No cast is shared across a write to the value's memory, or between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
-5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs.
-   A hook is on its tensor, in whatever dtype, and on no cast: its gradient is that of all uses. So is the gradient that
-   ``torch.autograd.grad`` computes in a graph.
+5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs. A
+   hook stays on its tensor, in that tensor's new dtype, and never moves to a cast, because it must see the gradient of
+   all uses. The same holds for the gradient that ``torch.autograd.grad`` computes in a graph.
 """
 
 import operator
@@ -122,7 +122,7 @@ class _Rewriter:
         return self._op(node)
 
     def _require_one_memory(self, node: Node) -> None:
-        """Raise CaptureError where ``set_`` would share the memory of a cast instead of its source's."""
+        """Raise CaptureError where ``set_`` would share the memory of a cast instead of that of its source."""
         dtypes = _dtypes([source.meta.get("val") for source in node.all_input_nodes])
         if len(set(dtypes)) > 1:
             source = next(source for source in reversed(node.all_input_nodes) if self._changed(source))
@@ -139,7 +139,7 @@ class _Rewriter:
             node.meta["val"] = computed(node)
 
     def _gradient(self, node: Node) -> None:
-        """Differentiate with respect to the values themselves: none of their casts was used."""
+        """Differentiate with respect to the values themselves, not their casts, which the outputs may not depend on."""
         inputs = pytree.tree_leaves(node.args[1] if len(node.args) > 1 else node.kwargs["inputs"])
         dtypes = {source: dtype for source, dtype in cast_back(node, self._captured).items() if source not in inputs}
         self._cast_uses(node, dtypes, "autograd differentiates it as captured")
@@ -167,7 +167,8 @@ class _Rewriter:
         changed = any(self._changed(source) for source in node.all_input_nodes)
         touched = bool(changed or edit.casts or edit.kwargs)
         if not touched and (writes(node) or not lacks_kernel(node)):
-            # Under an ambient autocast the captured value is autocast's, which takes what the op itself may refuse.
+            # Under an ambient autocast the captured value is autocast's result, for inputs that the op itself may
+            # refuse.
             ambient = self._context.captured_autocast is not None
             refused = ambient and (recompute(node) is not None or self._changed(node))
             if writes(node) or not refused:
@@ -242,7 +243,7 @@ class _Rewriter:
         node.meta["val"] = type(node.meta["val"])(values)
 
     def _hook(self, node: Node, hook: Body) -> None:
-        """Rewrite the body for the tensor's new dtype: autograd accepts a gradient of that dtype alone."""
+        """Rewrite the body for the tensor's new dtype, because autograd accepts a gradient of that dtype only."""
         self._body(hook.module, hook.operands)
         node.meta["val"] = tensor = hook.operands[0].meta["val"]
         _cast_results(hook.module, {0: tensor.dtype})

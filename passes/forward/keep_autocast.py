@@ -1,10 +1,11 @@
-"""keep-autocast: run what is left verbatim under the autocast that it was captured under.
+"""keep-autocast: run verbatim calls under the autocast that they were captured under.
 
-fxamp does not look into such calls (torch.func transforms, most higher-order ops), so they contain no casts, and may be
-valid only under autocast (a product of bfloat16 and float32). The rest of the graph runs without autocast.
+fxamp does not look into these calls (torch.func transforms, most higher-order ops), so it inserts no casts into them,
+and they may be valid only under autocast (a product of bfloat16 and float32). The rest of the graph runs without
+autocast.
 
-1. Neighbours that were captured under one dtype share a region.
-2. Calls without a tensor as their result need none.
+1. Neighbouring calls that were captured under one dtype share a region.
+2. Calls whose result is not a tensor need no region.
 3. Where autocast was off, it stays off.
 """
 

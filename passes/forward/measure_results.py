@@ -1,19 +1,18 @@
 """measure-results: return the largest magnitude of each floating value of a captured graph as one more output.
 
-1. Every floating result, input and constant is measured outside of autograd, as
-   :mod:`fxamp.passes.shared.magnitudes` says; in the shape in which it is read. What a call writes in place is its
-   result.
-2. Floating outputs are measured even if they are views of a measured value, unless they are all of it.
-3. The new last output is a 1-dim tensor with one number for each; ``output.meta[MEASURED]`` names their nodes. A graph
-   without floating values does not change.
-4. A value is measured behind its first reader, as ``place_of`` there says; but right after it is made, an input at the
-   start, if the graph may write to it.
-5. The bodies of checkpoints, the branches of conds and the forwards of Functions return theirs to the graph outside,
-   named ``"body/node"``; those of the branch that does not run are zeros. Other higher-order ops are measured by their
-   results. Inside of torch.func transforms nothing is measured: values there have other shapes; nor where no result is
-   read, since a compiler drops it. With ``backwards`` those of Functions return theirs as one more result, for eager
-   runs; else AOTAutograd traces them.
-6. Each call is annotated with its name: AOTAutograd copies annotations to the nodes that it traces, also to those of
+1. Every floating result, input and constant that :mod:`fxamp.passes.shared.magnitudes` selects is measured, outside of
+   autograd and in the shape in which it is read. The tensor that a call writes to in place counts as its result.
+2. A floating output that is a view of a measured value is measured too, unless it holds the whole value.
+3. The new last output is a 1-dim tensor with one number for each measured value; ``output.meta[MEASURED]`` names their
+   nodes. A graph without floating values does not change.
+4. A value is measured right after its first reader (``magnitude_writer.place_of``). If the graph may write to it, it is
+   measured as soon as it exists, an input at the start of the graph.
+5. The bodies of checkpoints, the branches of conds and the forwards of Functions return their numbers to the outer
+   graph, under names ``"body/node"``; the numbers of a branch that does not run are zeros. Of other higher-order ops
+   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes, or
+   in bodies whose results nobody reads, which a compiler removes. With ``backwards``, for eager runs, the backwards of
+   Functions return their numbers as one more result; otherwise AOTAutograd traces them.
+6. Each call is annotated with its name. AOTAutograd copies annotations to the nodes that it traces, including those of
    the backward.
 """
 
@@ -64,7 +63,7 @@ class MeasureResults(Pass[Context]):
 
 
 def _annotate(gm: GraphModule, prefix: str = "", whole: str = "") -> None:
-    """Annotate each call with its name; what is in a body that is not measured with that of the op that has it."""
+    """Annotate each call with its name; calls in a body that is not measured get the name of the op that holds it."""
     for node in gm.graph.nodes:
         if node.op.startswith("call"):
             name = whole or prefix + node.name
@@ -75,9 +74,9 @@ def _annotate(gm: GraphModule, prefix: str = "", whole: str = "") -> None:
 
 
 def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = False) -> list[str]:
-    """Measure one graph and what is in it; return the names, and add the numbers to its outputs.
+    """Measure one graph and its bodies; add the numbers to its outputs, and return the names of the measured nodes.
 
-    ``body``: it is in another graph, where what it reads is measured.
+    ``body``: the graph is a body of another one, which measures its inputs.
     """
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
@@ -107,7 +106,7 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
 
 
 def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
-    """Return what is measured for each node, itself or a view of it, and the node before which it is (1, 4)."""
+    """Return for each node what to measure, itself or a view, and the node before which to measure it (1, 4)."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     depth, outside, aliases = 0, set[Node](), AliasSets(gm.graph)
     for node in gm.graph.nodes:
@@ -130,7 +129,7 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
 def _measured_bodies(node: Node) -> list[Body]:
     """Return the bodies whose values are measured inside: of a checkpoint, a cond, or the forward of a Function.
 
-    A Function that writes to an input may return nothing else: autograd requires it of one that is a view.
+    Not for a Function that writes to an input: if that is a view, autograd requires it to be the only result.
     """
     function = autograd_function(node)
     if function is not None:
@@ -150,7 +149,7 @@ def _is_measured_inside(node: Node) -> bool:
 def _measure_bodies(
     node: Node, call: Callable[..., Node], context: Context, backwards: bool
 ) -> tuple[list[str], list[Node]]:
-    """Measure what is in the bodies of ``node``; return the names, and the numbers that it returns besides."""
+    """Measure the bodies of ``node``; return the names of the measured nodes, and the nodes of their numbers."""
     function = autograd_function(node)
     if function is not None and backwards:
         _measure(function.backward.module, context, backwards, body=True)
@@ -171,7 +170,7 @@ def _measure_bodies(
 
 
 def _return_constant(node: Node, function: AutogradFunction) -> Any:
-    """Make the numbers of a Function's forward a result of ``node`` without gradient; return their fake value."""
+    """Add the numbers of a Function's forward to the results of ``node``, without gradient; return their fake value."""
     output = graph_output(function.forward.module.graph)
     returned: Any = output.args[0]
     results, saved, numbers = returned

@@ -6,8 +6,8 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
 1. A floating-point output that is narrower than its captured dtype is widened.
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
    if the program continues with 16-bit tensors (``narrow_outputs`` of the context): autocast would not change it.
-3. Outputs that share memory still do: their common base is cast once, and they become the same views of that cast. One
-   tensor that is returned twice stays one tensor.
+3. Outputs that share memory still share it: their common base is cast once, and they become the same views of that
+   cast. A tensor that is returned twice stays one tensor.
 4. No gradient flows where it did not flow before: values computed with gradients off are detached, and if the graph
    ends with gradients off, casts of values computed with gradients on are inserted with gradients on.
 """
@@ -110,7 +110,7 @@ class _Rebuilder:
         return self._made[node, dtype]
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
-        """Rebuild the node from the cast of the value that it is a view of. All writes are done before the outputs."""
+        """Rebuild the node from the cast of the value that it is a view of. All writes happen before the outputs."""
         same = alias_of(node) or given_back(node)
         if same is not None:
             return self._rebuilt(same, dtype)
@@ -135,7 +135,7 @@ class _Rebuilder:
 
 
 def _apart(one: Node, other: Node) -> bool:
-    """Whether two results of one call have memory of their own, as those of ``meshgrid``."""
+    """Whether two results of one call, such as those of ``meshgrid``, do not share memory."""
     picked = one.target is operator.getitem and other.target is operator.getitem
     return picked and one.args[0] is other.args[0] and _memory(one).isdisjoint(_memory(other))
 
@@ -146,10 +146,10 @@ def _switch_gradients(output: Node, on: bool) -> None:
 
 
 def _viewed(call: Node, result: Node) -> list[Node]:
-    """Return the inputs of ``call`` such that the call, run again on others, gives ``result`` as a view of the others.
+    """Return the inputs of ``call`` that ``result`` is a view of, so that a call on other inputs gives a view of those.
 
-    What an op without an annotation returns (``einsum``, ``dropout``) is a view of its input or was computed. One of
-    several results (``broadcast_tensors``) is a view of one of several inputs; those of its dtype may have to agree.
+    An op without alias annotations (``einsum``, ``dropout``) returns a view of its input or a new tensor. If an op has
+    several results (``broadcast_tensors``), each is a view of one input; inputs of its dtype may have to agree.
     """
     sources = aliased_inputs(call)
     if not isinstance(call.target, OpOverload):

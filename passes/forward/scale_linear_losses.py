@@ -1,10 +1,10 @@
 """scale-linear-losses: let a loss scale reach the gradients of torch's chunked ``functional.linear_cross_entropy``.
 
-1. torch's op computes its gradients in the forward, before a loss scale applies, and in the dtype of its input: in
-   float16, as under autocast, small ones become zero before the backward multiplies them by the scale. There fxamp's
-   own chunked loss replaces it, with the same chunks; the loss has the dtype of torch's.
-2. In other dtypes torch's op stays: it follows its inputs, as under autocast. So does one without gradients, and one
-   without a reduction, whose backward computes them.
+1. torch's op computes its gradients in the forward, before a loss scale applies, and in the dtype of its input. In
+   float16, small gradients become zero before the backward multiplies them by the scale. So fxamp's own chunked loss
+   replaces the op in float16, with the same chunks and the same dtype of the loss.
+2. In other dtypes torch's op stays and follows its inputs, as under autocast. It also stays if no gradient is needed,
+   or without a reduction, because then the backward computes the gradients.
 """
 
 import operator
@@ -78,6 +78,6 @@ def _replace(call: Node, writer: GraphWriter) -> None:
         rounded = writer.call(torch.ops.aten.to.dtype, loss, value.dtype, near=call, why=f"for {call.name}: as torch's")
     for item in list(call.users):
         assert item.target is operator.getitem
-        item.replace_all_uses_with(rounded)  # a program reads the first alone: the others are for the backward
+        item.replace_all_uses_with(rounded)  # a program reads only the first result; the others are for the backward
         call.graph.erase_node(item)
     call.graph.erase_node(call)

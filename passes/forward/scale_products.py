@@ -4,10 +4,10 @@
    through. It reads the activation in 16 bits, and the weight before the cast that fxamp inserted for the product.
    With a 3-d weight, one matrix for each expert, ``bmm``, ``baddbmm``, ``matmul``, ``_grouped_mm`` and transformers'
    op for it become ``torch.ops.fxamp.scaled_experts``.
-2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. That of
-   ``linear`` always is.
-3. A product that the kernels do not support stays in 16 bits, and its record says why. The recipe is data: its sizes
-   are looked up, and the op gets its name.
+2. The second operand must be a weight: an input of the program or a constant, or a view or cast of one. The second
+   operand of ``linear`` always counts as one.
+3. A product that the kernels do not support stays in 16 bits, and its decision says why. A recipe is data: the pass
+   reads its sizes, and passes its name to the op.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ EXPERTS = torch.ops.fxamp.scaled_experts.default
 
 @dataclass(frozen=True)
 class ScaleProducts(Pass[CastContext]):
-    """Requires inserted casts; ensures that every product with a rule for fp8 runs in fp8 or says why not."""
+    """Requires inserted casts; ensures that every product with an fp8 rule runs in fp8 or records why not."""
 
     name = "scale-products"
 
@@ -56,9 +56,9 @@ class ScaleProducts(Pass[CastContext]):
 
 @dataclass(frozen=True)
 class Operands:
-    """Of ``input @ weight + bias``, or with a ``transposed`` weight of ``input @ weight.T + bias``.
+    """The operands of ``input @ weight + bias``, or if ``transposed`` of ``input @ weight.T + bias``.
 
-    ``offsets``: where the rows of each expert end. ``dimensions``: those that the weight may have.
+    ``offsets``: where the rows of each expert end. ``dimensions``: the numbers of dimensions that the weight may have.
     """
 
     input: Node
@@ -70,12 +70,12 @@ class Operands:
 
 
 def operands_of(product: Node) -> Operands:
-    """Return the operands of a call that can run in fp8, as it is before this pass."""
+    """Return the operands of a call, before this pass, that can run in fp8; None for other calls."""
     return _PRODUCTS[op_name(product).removesuffix(".default")](product)
 
 
 def asked_in_fp8(node: Node) -> Decision | None:
-    """Return the decision for fp8 on ``node`` if it was not applied yet."""
+    """Return the decision on ``node`` if it asks for fp8 and has not been applied yet."""
     choice = decision(node)
     if choice is None or choice.rule is None or not choice.rule.in_fp8:
         return None

@@ -1,9 +1,8 @@
 """add-in-place: add the products of a loss in chunks to one buffer, instead of a new sum for each chunk.
 
 1. ``fxamp::add_product`` writes to its ``total`` if the graph computes that and does not read its memory later.
-2. No value changes. The pass runs on the two graphs of a partition, whose compilers know what is written: In
-   AOTAutograd's joint graph the partitioner would consider the last product cheap, and save its operands for the
-   backward.
+2. No value changes. The pass runs on the forward and the backward after the partition. In the joint graph, the
+   partitioner would consider the last product cheap to recompute, and save its operands for the backward.
 """
 
 from dataclasses import dataclass

@@ -23,7 +23,8 @@ from fxamp.policy.model.keep_rule import Keep
 #: Key of a marked node's ``meta``: the rule that asks to recompute it.
 RECOMPUTED = "fxamp_recomputed"
 
-#: The keys that torch's partitioners read. If torch renames them, the rules have no effect, and reports say "kept".
+#: The keys that torch's partitioners read. If torch renames them, the rules have no effect, and reports show the values
+#: as saved.
 _MARK = "recompute"
 
 

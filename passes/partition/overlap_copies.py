@@ -1,13 +1,13 @@
-"""overlap-copies: let copies to host memory and back run beside other work: keep = "host".
+"""overlap-copies: overlap copies to and from host memory with other work, for rules with keep = "host".
 
-1. In a forward, work on the device waits for a copy out where the next one begins, for the last one at the end of the
-   graph. The host waits once, at the end, for all of them; the views that the graph returns are made after that.
-2. In a backward, a copy back begins where the one before it is awaited: before the first op that reads that value. The
-   first one begins with the graph.
-3. So each device has at most one copy under way, and one more value in its memory than without the pass. What a copy
-   reads and writes is handed to the op that awaits it, so no compiler can free or overwrite it before, or move what
-   reads its result before the wait.
-4. A wait in a backward also takes what the last product before it reads, so that no compiler begins copies earlier.
+1. In a forward, the device waits for each copy to the host where the next one begins, and for the last one at the end
+   of the graph. The host waits once, at the end, for all of them; the views that the graph returns are made after that.
+2. In a backward, each copy back begins where the previous one is awaited, which is before the first op that reads that
+   value. The first copy begins with the graph.
+3. So each device has at most one copy under way, and one more value in its memory than without the pass. The op that
+   waits takes the source and the target of its copy, so that no compiler frees or overwrites them earlier, or moves a
+   reader of the target before the wait.
+4. A wait in a backward also takes an operand of the last product before it, so that no compiler begins copies earlier.
 """
 
 from collections.abc import Sequence
@@ -87,9 +87,10 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
 
 
 def _operand_before(wait: Node) -> Node | None:
-    """Return what the last product before ``wait`` reads and the graph has computed: a compiler has written it then.
+    """Return an operand, computed by the graph, of the last product before ``wait``: by then it is written to memory.
 
-    The product's own result would not do: with one more reader, Inductor does not merge it with the sum that reads it.
+    The product's own result would not do: if it had one more reader, Inductor would not fuse it with the sum that
+    reads it.
     """
     node = wait.prev
     while node.op not in ("placeholder", "root"):

@@ -1,7 +1,8 @@
-"""pack-kept: return what the backward needs in the form given by the policy's rules of region "kept".
+"""pack-kept: save tensors for the backward in the form that the policy's keep rules (region "kept") ask for.
 
-1. The forward's results do not change. Its further outputs are changed in place, by position.
-2. Views of one memory are one value: it is packed once, right after it is computed, or read by a convolution.
+1. The forward's results do not change. The saved tensors, its further outputs, are replaced at their positions.
+2. Views of one memory count as one value, which is packed once: right after it is computed, or after the convolution
+   that reads it.
 3. Values that need no extra memory (inputs, constants, results, views of them), and values without a rule, stay.
 4. ``output.meta[RESTORE]`` describes for every position how unpack-kept restores it;
    ``output.meta[KEPT_VALUES]`` describes for reports what happened to each memory.
@@ -42,10 +43,10 @@ KEPT_VALUES = "fxamp_kept_values"
 
 @dataclass(frozen=True)
 class Restore:
-    """How the backward restores the value at one position.
+    """How the backward restores the saved value at one position.
 
-    ``first``: the position of the packed memory's parts. ``views``: the forward's nodes that lead from the unpacked
-    value to this one.
+    ``first``: the first position that saves this memory, where its packed parts go. ``views``: the forward's nodes
+    that lead from the unpacked value to this one.
     """
 
     packing: Packing
@@ -57,7 +58,7 @@ class Restore:
 class PackKept(TracedPass[CastContext]):
     """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results.
 
-    ``inspected``: the graph, of the CPU, is to show what happens on the policy's device.
+    ``inspected``: the graph runs on the CPU, and is to show what would happen on the policy's device.
     """
 
     results: int
@@ -99,7 +100,7 @@ class PackKept(TracedPass[CastContext]):
 
 
 def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
-    """Return how to pack ``memory`` on the device ``place``, or on its own, or why it is not packed."""
+    """Return how to pack ``memory``, or why not; ``place``: the type of the device to pack for, "" for its own."""
     rule = decided.rule
     if rule is None or (decided.reason and rule.keep is not Keep.HOST):  # which is exact
         return decided.reason
@@ -116,9 +117,10 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
 
 
 def _packed_node(memory: Memory, rule: KeepRule) -> Node:
-    """Return the node to pack: the only value kept if it is all of its memory, else the memory's owner.
+    """Return the node to pack: the saved value if it is the only one and fills its memory, else the memory's owner.
 
-    The owner goes to the host, as soon as it is made: the partitioner makes views for the backward in the end.
+    For the host it is the owner, which can be copied as soon as it exists: the partitioner creates the views that the
+    backward needs at the end of the forward.
     """
     owner, views = memory.owner, memory.views
     if rule.keep is Keep.HOST and not any(_reads_numbers(n) for view in views for n in _views(owner, view)):
@@ -169,10 +171,10 @@ def _pack(
 
 
 def _place(node: Node) -> Node:
-    """Return the node before which to pack ``node``: the next one, or what follows the convolution that reads it.
+    """Return the node before which to pack ``node``: the next one, or the one after the convolution that reads it.
 
-    Inductor fixes the memory layout of a value that it writes, as that of a pooling, for whoever reads it first. A
-    convolution needs channels innermost: if packing came first, it would copy the value.
+    The first reader of a value that Inductor writes to memory, such as a pooling's result, determines its layout. A
+    convolution needs channels innermost: if packing came first, the convolution would copy the value.
     """
     target = maker(node).target
     fused = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
@@ -187,7 +189,7 @@ _HANDED = ("saved_tensor_with_no_vc_check",)
 
 
 def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
-    """Replace the kept values by their parts, with AOTAutograd's descriptors."""
+    """Replace the saved values by their packed parts, with AOTAutograd's descriptors."""
     returned: Any = output.args[0]
     described: Any = output.meta.get("desc")
     handed: list[Any] = []
@@ -214,7 +216,7 @@ def _report(memory: Memory, decided: KeepDecision, plan: Packing | str, parts: l
 
 
 def kept_as_they_are(gm: GraphModule, results: int) -> tuple[KeptValue, ...]:
-    """Return the values that a partitioned forward keeps if there are no rules for them."""
+    """Return the report entries for the values that a partitioned forward saves, without any rules for them."""
     return tuple(_report(memory, KeepDecision(None), "", None) for memory in memories(gm, results))
 
 

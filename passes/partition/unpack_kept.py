@@ -3,8 +3,8 @@
 1. The backward takes symbolic numbers first, then tensors in the order in which the forward returns them; inputs are
    matched by position, never by name.
 2. A packed memory is unpacked once, before the first op that reads it or a view of it; views are created again.
-3. Comparisons of an unpacked value with zero read the codes of 8-bit floats: a byte for each element, where the value
-   has two or more if a library reads it from memory. Relus and their like choose gradients so.
+3. Comparisons of an unpacked value with zero, which select the gradients of ReLUs, read the codes of 8-bit floats: one
+   byte per element instead of two or more, if a library call needs the unpacked value in memory.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class UnpackKept(TracedPass[Context]):
     """Requires the backward of the same partition.
 
     ``handed``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
-    ``parts``: its outputs now. ``strides``: whether unpacked values must have those of the originals; a compiler that
-    chooses strides itself does without, but for the ops whose kernels it calls.
+    ``parts``: these outputs after packing. ``strides``: whether unpacked values must have the strides of the originals;
+    a compiler that chooses strides itself needs them only for the ops whose kernels it calls.
     """
 
     handed: tuple[Any, ...]

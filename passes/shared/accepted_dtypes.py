@@ -1,8 +1,8 @@
 """Which ops reject the dtypes that upstream casts would give them, and which dtypes to give them instead.
 
-A program that runs in float32 must run under every policy. Fake kernels accept more than real ones do, so this is a
-table: an op whose floating-point inputs must agree, and that does not promote them itself, never gets mixed dtypes; an
-op without a 16-bit kernel on a device never gets 16-bit inputs there.
+A program that runs in float32 must run under every policy. Fake kernels accept more than real ones do, so a table says
+what real kernels accept. An op whose floating-point inputs must agree, and that does not promote them itself, never
+gets mixed dtypes; an op without a 16-bit kernel on a device never gets 16-bit inputs there.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
 
 
 def _is_converted(source: Node, node: Node) -> bool:
-    """Whether ``node`` takes ``source`` in any dtype: the weight of ``lerp``, if it has no dimensions."""
+    """Whether ``node`` accepts ``source`` in any dtype: the 0-dim weight of ``lerp``."""
     if base_name(node) != "aten::lerp" or source in (*node.args[:2], node.kwargs.get("end")):
         return False
     weight = tensor_value(source)
@@ -55,7 +55,7 @@ def _is_converted(source: Node, node: Node) -> bool:
 
 
 def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
-    """Whether a custom op gets its captured dtypes: there is no table of what else it accepts."""
+    """Whether a custom op gets its captured dtypes, because no table says what else it accepts."""
     before = {source: captured.get(source) for source in floating_inputs(node)}
     same = all(isinstance(value, torch.Tensor) and value.dtype == _dtype(source) for source, value in before.items())
     return same and is_custom(node.target)

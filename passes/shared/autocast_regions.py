@@ -20,7 +20,7 @@ class AutocastRegion:
     """The autocast state at a point of the program; a dtype, or None if autocast is off.
 
     ``lower`` is the state under the policy, ``captured`` the state while the program was captured. ``inner`` is the
-    dtype of a region inside that names none. ``cached``: autocast casts a weight once for all its uses.
+    dtype of an inner region that names none. ``cached``: autocast casts a weight once for all its uses.
     """
 
     lower: torch.dtype | None
@@ -35,7 +35,7 @@ class AutocastRegion:
 
 
 def outermost(context: CastContext) -> AutocastRegion:
-    """Return the region of the whole program; an autocast around the compiled call says whether it casts once."""
+    """Return the region of the whole program; an autocast around the compiled call determines ``cached``."""
     cached = torch.is_autocast_cache_enabled()
     if context.only_regions is not None:
         return AutocastRegion(None, None, context.only_regions, cached)
@@ -43,9 +43,9 @@ def outermost(context: CastContext) -> AutocastRegion:
 
 
 def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Iterator[tuple[Node, AutocastRegion]]:
-    """Yield every node of one graph, in order, with its region; the marks of regions are left out.
+    """Yield every node of one graph, in order, with its region, without the marks of regions.
 
-    Marks that are left verbatim are yielded as the calls that they are.
+    Marks that are left verbatim are yielded like other calls.
     """
     outer: list[AutocastRegion] = []
     for node in list(gm.graph.nodes):

@@ -1,7 +1,7 @@
 """What each category of rule does to one call: a table from autocast's category to an edit.
 
 The semantics are those of ``at::autocast`` (aten/src/ATen/autocast_mode.h), verified by running it. An edit holds the
-new dtype of each floating-point input, and new values for keyword arguments; it is computed from values alone.
+new dtype of each floating-point input, and new values of keyword arguments; it depends only on the nodes' fake values.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def edit_for(rule: Rule, node: Node, lower: torch.dtype, context: CastContext) -
 def _cast_all(
     node: Node, dtype: torch.dtype, context: CastContext, own: Mapping[Node, torch.dtype | None] | None = None
 ) -> Edit:
-    """Cast every eligible input to ``dtype``, but those in ``own`` to theirs; None does not cast an input."""
+    """Cast every eligible input to ``dtype``, or to its dtype in ``own``, where None means no cast."""
     targets = writes(node)  # a write to a cast copy would be lost
     casts = {}
     for source in node.all_input_nodes:

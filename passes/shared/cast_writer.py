@@ -43,7 +43,7 @@ class AutogradInfo:
 
 
 def before_cast(operand: Any) -> Any:
-    """Return the input of fxamp's cast from float32, so that what reads it rounds only once; else ``operand``."""
+    """Return the input of fxamp's cast from float32, so that its reader rounds only once; else ``operand``."""
     if not isinstance(operand, Node) or INSERTED not in operand.meta or operand.target is not aten.to.dtype:
         return operand
     value = tensor_value(operand.args[0])
@@ -69,7 +69,7 @@ def _returned_writes(node: Node) -> list[Node]:
 class CastWriter:
     """Casts for one graph. Call ``visit`` for every node in order, to track grad mode and what needs a gradient.
 
-    What shares memory with a value that is written to may need a gradient from then on.
+    A write may make every value that shares memory with its target need a gradient from then on.
 
     ``outer`` gives the origin of each placeholder of a body; without it the placeholders' values are used.
     ``per_region``: no cast is shared between two outermost autocast regions; eager autocast empties its cache there.
@@ -93,7 +93,7 @@ class CastWriter:
         self._regions = 0
 
     def visit(self, node: Node) -> None:
-        """Update the state for a node before casting its inputs. What the node before it wrote to is cast anew."""
+        """Update the state for a node before casting its inputs. What the previous node wrote to is cast again."""
         for written in self._written:
             self._casts = {key: cast for key, cast in self._casts.items() if not self._aliases.shared(key[0], written)}
         self._written = writes(node)

@@ -34,7 +34,7 @@ def cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> 
 
 
 def cast_inlined(node: Node, context: CastContext, in_function: bool) -> bool:
-    """Whether ``node`` is in such a forward that Dynamo inlined. What it reads from outside of the forward is cast.
+    """Whether ``node`` is in such a forward that Dynamo inlined; its inputs from outside that forward are cast.
 
     ``in_function``: the node is in a body of another Function.
     """
@@ -52,7 +52,7 @@ def cast_inlined(node: Node, context: CastContext, in_function: bool) -> bool:
 
 
 def drop_outermost_region(body: GraphModule) -> None:
-    """Remove the region that ``custom_bwd`` opened: it disables autocast as in the captured forward; now it is on."""
+    """Remove the region in which ``custom_bwd`` disabled autocast, as in the captured forward: now autocast is on."""
     enters = [node for node in body.graph.nodes if node.target is ENTER]
     if not enters:
         return

@@ -19,10 +19,10 @@ class Decision:
     """The decision for one node.
 
     ``rule`` is the rule that applies, None if the node follows its inputs. ``lower`` is the lower-precision dtype of
-    the node's autocast region, None if autocast is off. ``reason`` says why, as text. ``overruled`` says why
-    the rule was not applied as it is: for example, inputs were cast back because the op rejected them. ``lost`` are the
-    matching rules that ``rule`` overrides, in their order. ``not_fp8`` says why a call that a rule for fp8 names stays
-    in 16 bits. ``cached``: all uses of a weight in the region share its cast.
+    the node's autocast region, None if autocast is off. ``reason`` says why, as text. ``overruled`` says why the rule
+    was not applied unchanged: for example, inputs were cast back because the op rejected them. ``lost`` are the
+    matching rules that ``rule`` overrides, in their order. ``not_fp8`` says why a call that an fp8 rule names stays in
+    16 bits. ``cached``: all uses of a weight in the region share its cast.
     """
 
     rule: Rule | None

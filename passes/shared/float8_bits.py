@@ -1,7 +1,7 @@
 """float8_e4m3fn by integer arithmetic on float32's bits, for GPUs whose compiler has no conversion.
 
-The codes are the conversion's, bit for bit: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa, rounded to the
-nearest, ties to even. Below ``2**-6`` a code counts multiples of ``2**-9``.
+The codes equal those of torch's conversion, bit for bit: a sign, 4 bits of exponent with bias 7, 3 bits of mantissa,
+rounded to the nearest, ties to even. Below ``2**-6`` a code counts multiples of ``2**-9``.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Call = Callable[..., Node]
 
 _SMALLEST_NORMAL, _QUANTUM = 2.0**-6, 2.0**-9
 _NAN, _SIGN = 0x7F, 0x80
-#: Mantissas have 20 bits less; biases of the exponents, 127 and 7, differ by 120.
+#: The mantissa has 20 bits fewer than float32's; the exponents' biases, 127 and 7, differ by 120.
 _SHIFT, _BIAS = 20, 120 << 23
 
 

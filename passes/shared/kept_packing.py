@@ -7,8 +7,8 @@ finite. All computations are in float32, with ops that Inductor can lower after 
 
 Three things let Inductor fuse packing with the op that computes the value, and unpacking with the ops that read it.
 Blocks lie along the last dimension of the nodes that reduce them, and codes are contiguous in that order. An unpacked
-value may have another memory layout than the original: Inductor itself changes that of values that it saves. Unpacking
-takes few ops, because Inductor writes values of many ops with several readers to memory.
+value may have another memory layout than the original, as Inductor itself changes the layout of saved tensors.
+Unpacking takes few ops, because Inductor writes a value with several readers to memory if it takes many ops.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from fxamp.torch_devices import converts_float8
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import hint
 
-#: Key of the ``meta`` of a backward's inputs: a kept value is packed in it.
+#: Key of the ``meta`` of a backward's inputs that hold a packed value.
 PACKED = "fxamp_packed"
 
 aten, fxamp_ops = torch.ops.aten, torch.ops.fxamp
@@ -37,9 +37,9 @@ aten, fxamp_ops = torch.ops.aten, torch.ops.fxamp
 
 @dataclass(frozen=True)
 class _Codes:
-    """The codes of an 8-bit form: the largest finite code, and those of infinity, its negative, and NaN.
+    """The codes of an 8-bit form: of the largest finite value, of infinity, of its negative, and of NaN.
 
-    Each of the latter plus ``shift``, times infinity, is what it represents.
+    The last three decode by ``(code + shift) * inf``.
     """
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class _Codes:
     shift: float = 0.0
 
 
-#: Conversions to float8 may saturate, so infinity has its own code there too: the largest number of the dtype.
+#: Conversions to float8 may saturate, so infinity has a code of its own there too: the dtype's largest number.
 _CODES = {
     Keep.INT8: _Codes(torch.int8, 126.0, 127.0, -128.0, -127.0, shift=127.0),
     Keep.FLOAT8_E4M3FN: _Codes(torch.float8_e4m3fn, 416.0, 448.0, -448.0, nan),
@@ -59,10 +59,10 @@ _CODES = {
 
 _NARROW_FORMS = {Keep.BFLOAT16: torch.bfloat16, Keep.FLOAT16: torch.float16}
 
-#: Devices whose memory is not the host's.
+#: Device types with memory of their own, from which values can go to the host.
 _SENDERS = frozenset({"cuda"})
 
-#: Copies of fewer bytes are not worth their calls: at 50 GB/s this many take 20 microseconds.
+#: The minimum bytes of a copy to the host: fewer are not worth the calls. At 50 GB/s this takes 20 microseconds.
 LEAST_SENT = 1 << 20
 
 #: The minimum scale, so that a block of zeros has a nonzero one.
@@ -77,10 +77,10 @@ class Packing:
     """How one value is packed.
 
     ``dtype``: the value's dtype. ``memory``: the permutation of the dimensions in which the value is contiguous;
-    ``order``: that in which its codes are. The last dimensions of the latter, of sizes ``trailing``, are split into
-    blocks of ``block`` elements together; without them a row of unknown length is a block, and ``block`` is 0.
-    ``by_bits``: codes are computed with integers, where a compiler cannot convert to their dtype, and stored as uint8.
-    ``device``: where a value that the host keeps comes from, and returns to.
+    ``order``: the permutation in which its codes are contiguous. The last dimensions in ``order``, of sizes
+    ``trailing``, are flattened and split into blocks of ``block`` elements. If ``trailing`` is empty, ``block`` is 0,
+    and each row, of unknown length, is a block. ``by_bits``: codes are computed by integer arithmetic and stored as
+    uint8, where a compiler cannot convert to their dtype. ``device``: the device of a value that goes to the host.
     """
 
     form: Keep
@@ -99,7 +99,7 @@ class Packing:
 
     @property
     def has_signs(self) -> bool:
-        """Whether codes alone tell which values are positive, negative, zero or NaN: 8-bit integers have no NaN."""
+        """Whether the codes alone show which values are positive, negative, zero or NaN; 8-bit integers have no NaN."""
         return self.form in EIGHT_BITS and _CODES[self.form].dtype.is_floating_point
 
     @property
@@ -111,7 +111,7 @@ class Packing:
 def plan_packing(value: Tensor, rule: KeepRule, place: str = "") -> Packing | str:
     """Return how ``rule`` packs ``value``, or why it cannot or would save nothing.
 
-    ``place``: the type of the device that it will be on, if that is another one.
+    ``place``: the type of the device that the value will be on, if not its own.
     """
     plan = _plan(value, rule, place or value.device.type)
     if isinstance(plan, str) or rule.keep is not Keep.FLOAT8_E4M3FN or converts_float8(value.device):
@@ -156,9 +156,9 @@ def _sent(value: Tensor, rule: KeepRule, place: str) -> Packing | str:
 def _axis(value: Tensor, innermost: int, most: int) -> tuple[int, int]:
     """Return the dimension to split into blocks, and the size of the largest blocks that fit.
 
-    This is the innermost dimension; for images (4 dimensions or more) the channels, unless their blocks are much
-    smaller: compilers for GPUs make them innermost. Blocks stay within a row: next to much larger elements small ones
-    would lose precision, and a norm magnifies that.
+    This is the innermost dimension. For images (4 dimensions or more) it is the channels, which compilers for GPUs make
+    innermost, unless their blocks would be much smaller. Blocks do not cross rows: small elements would lose precision
+    in a block with the much larger ones of another row, and a norm magnifies that error.
     """
     dims = {1, innermost} if value.dim() > 3 else {innermost}
     blocks = {dim: _divisor(value.shape[dim], most) for dim in dims}
@@ -167,7 +167,7 @@ def _axis(value: Tensor, innermost: int, most: int) -> tuple[int, int]:
 
 
 def _joined(value: Tensor, form: Keep, order: tuple[int, ...], most: int) -> Packing | str:
-    """Return the packing of a value with short rows: joined rows are split into blocks, else each row is a block."""
+    """Return the packing of a value with short rows: split joined rows into blocks, or make each row a block."""
     sizes = [value.shape[dim] for dim in reversed(order)]
     known = [size for size in takewhile(lambda size: isinstance(size, int), sizes) if isinstance(size, int)]
     for count in range(2, len(known) + 1):
@@ -231,7 +231,7 @@ class PackWriter:
         return [self._described(part, node, why) for part in (coded, scale)]
 
     def unpack(self, parts: Sequence[Node], packing: Packing, strides: bool = True) -> Node:
-        """Insert nodes that restore the value from ``parts``; ``strides``: with those of the original too."""
+        """Insert nodes that restore the value from ``parts``; ``strides``: also restore the original's strides."""
         if packing.form in _NARROW_FORMS:
             return self._as(parts[0], packing.dtype)
         if packing.form is Keep.HOST:
@@ -247,7 +247,7 @@ class PackWriter:
         return self._laid_out(self._as(value, packing.dtype), packing, strides)
 
     def unpack_signs(self, codes: Node, packing: Packing, strides: bool = True) -> Node:
-        """Insert nodes that make of ``codes`` a float32 value with the packed one's signs, zeros and NaN.
+        """Insert nodes that turn ``codes`` into a float32 value with the signs, zeros and NaN of the packed value.
 
         Only for the forms for which :attr:`Packing.has_signs` holds.
         """

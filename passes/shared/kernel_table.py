@@ -1,5 +1,5 @@
 """Facts about ATen kernels that neither schemas nor fake kernels provide, found by running every op of torch's op
-database with 16-bit and with mixed inputs (torch 2.13, CPU); the tests run a sample of each row again.
+database with 16-bit and with mixed inputs (torch 2.13, CPU). The tests check a sample of each table again.
 
 Names have no overload; an in-place variant counts as its functional op.
 """
@@ -94,7 +94,7 @@ TAKES_FLOAT32_PARAMETERS = frozenset(
     )
 )
 
-#: Ops whose fake kernels take bfloat16 alone.
+#: Ops whose fake kernels accept no floating dtype but bfloat16.
 TAKES_BFLOAT16 = frozenset({"aten::_grouped_mm"})
 
 _LINALG = """

@@ -1,11 +1,11 @@
-"""Find the losses that a policy's rules cut into chunks: a cross entropy that alone reads a linear layer's results.
+"""Find the losses that chunk rules cover: a cross entropy that is the only reader of a linear layer's results.
 
 1. Between the two there may be ops that neither mix classes nor compute: views and slices of rows, copies, and
    conversions that lose nothing and stay on the device. ``logsumexp`` over the classes of the same rows may read the
    results too.
-2. The layer computes later than in the program, beside its loss. So nothing may write to its operands, and neither it
-   nor a ``logsumexp`` may be where gradients are off, unless the loss is.
-3. A loss whose operands torch would reject stays whole, so that torch raises its own error.
+2. The layer runs later than in the program, together with its loss. So nothing may write to its operands, and neither
+   the layer nor a ``logsumexp`` may be in code with gradients off, unless the loss is.
+3. A loss whose operands torch would reject is not chunked, so that torch raises its own error.
 """
 
 from dataclasses import dataclass, replace
@@ -39,11 +39,11 @@ _COMPUTED = (torch.float32, *NARROW)
 
 @dataclass(frozen=True)
 class LinearLoss:
-    """A ``loss`` of the results of ``linear``, and how it is cut.
+    """A ``loss`` of the results of ``linear``, and the number of its ``chunks``.
 
-    ``row_ops`` are between them, in order. ``classes_second``: a transposition before the loss moved the classes to
+    ``row_ops`` are between the two, in order. ``classes_second``: a transposition before the loss moved the classes to
     dimension 1. ``log_sums`` are the calls of ``logsumexp`` that read the results too. All of it is computed at
-    ``place``, a node of these; ``moved``, on which the loss depends, goes there first.
+    ``place``, one of these nodes; the nodes in ``moved``, which the loss depends on, move there first.
     """
 
     loss: Node
@@ -68,7 +68,7 @@ class _Path:
 
 
 def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
-    """Return the loss that a rule cuts; why it stays whole, as text; None without a rule, or if one chunk is all."""
+    """Return the loss to chunk; or, as text, why not; or None without a rule, or if one chunk holds all rows."""
     if node.target is not aten.cross_entropy_loss.default or not context.policy.has_rules_for(LOSS):
         return None
     logits = tensor_value(node.args[0])
@@ -138,7 +138,7 @@ def _source(node: Node) -> Any:
 
 
 def _beside(node: Node, reader: Node, classes: int) -> list[Node] | str:
-    """Return the log-sums over dimension ``classes`` that read ``node`` beside ``reader``; what else does, as text."""
+    """Return the log-sums over dimension ``classes`` that read ``node`` besides ``reader``, or why not."""
     value = tensor_value(node)
     others = [user for user in node.users if user is not reader]
     branches = {} if value is None else {user: log_sums_of(user, classes % value.dim()) for user in others}
@@ -167,7 +167,7 @@ def _wrong_operands(loss: Node, logits: torch.Tensor) -> str:
 
 
 def _why_in_place(loss: Node, path: _Path) -> str:
-    """Rule 2: return why the layer cannot compute beside its loss, or ""."""
+    """Rule 2: return why the layer cannot run together with its loss, or ""."""
     linear = path.linear
     aliases = AliasSets(loss.graph)
     operands = [source for operand in linear.all_input_nodes for source in (operand, before_cast(operand))]

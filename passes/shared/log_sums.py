@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def log_sums_of(reader: Node, classes: int) -> tuple[Node, ...] | None:
-    """Return the ``logsumexp`` over dimension ``classes`` that ``reader`` is, or all that read it through conversions.
+    """Return ``reader`` if it is a ``logsumexp`` over dimension ``classes``, or those that read this conversion.
 
     None if anything else reads it.
     """
@@ -42,7 +42,7 @@ def keeps_values(node: Node) -> bool:
 
 
 def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Node, ...] | str:
-    """Return what must move before ``first`` so that ``operands`` exist there, in order; why that cannot be, as text.
+    """Return the nodes to move before ``first`` so that ``operands`` exist there, in order; or, as text, why not.
 
     ``first`` is a log-sum before the ``loss``.
     """

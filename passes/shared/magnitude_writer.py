@@ -1,4 +1,4 @@
-"""Write measurements into a graph: where, and as which reductions, so that they run in the loops of other ops."""
+"""Write measurements into a graph, at places and as reductions that a compiler can fuse into the loops of other ops."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,12 @@ class MagnitudeWriter:
         self.call = writer.call
 
     def magnitude(self, node: Node) -> Node:
-        """Return the largest magnitude in ``node``, 0-dim float32 (float64 of a float64), outside of autograd."""
+        """Return the largest magnitude in ``node``, 0-dim float32 (float64 for float64), outside of autograd."""
         call, value = self.call, node.meta["val"]
         wide = torch.promote_types(value.dtype, torch.float32)
         source = node if self._traced else call(aten.detach.default, node)
         rows = [-1] if _by_rows(node) else None
-        if any(hint(size) is None for size in value.shape):  # there may be no elements, and then no largest
+        if any(hint(size) is None for size in value.shape):  # it may be 0, and then there is no largest
             rows = None
             zero = call(aten.full.default, [1], 0.0, dtype=value.dtype, device=value.device)
             source = call(aten.cat.default, [call(aten.reshape.default, source, [-1]), zero])
@@ -65,8 +65,8 @@ class MagnitudeWriter:
 def _by_rows(node: Node) -> bool:
     """Whether to reduce the rows of the value of ``node`` first.
 
-    A GPU does so where it reads them, as for a norm or a softmax. A CPU reads all elements in one loop, unless the op
-    that makes them, or the first that reads them, has one number for each row.
+    On a GPU it does so if a reader works by rows, such as a norm or a softmax. On a CPU all elements are read in one
+    loop, unless the op that computes them, or their first reader, has one number for each row.
     """
     value = node.meta["val"]
     width = hint(value.shape[-1]) if value.dim() > 1 else None
@@ -78,8 +78,8 @@ def _by_rows(node: Node) -> bool:
 def _works_by_rows(node: Node, reach: int = 4) -> bool:
     """Whether ``node`` computes one number for each row, or reads some.
 
-    So does an op on each element that reads what another such op returns, up to ``reach`` ops before: Inductor computes
-    them in one loop.
+    An elementwise op that reads the result of such an op, up to ``reach`` ops before it, counts too, because Inductor
+    computes them in one loop.
     """
     if isinstance(node.target, OpOverload) and base_name(node) in _ROW_OPS:
         return True
@@ -108,14 +108,14 @@ _ROW_OPS = frozenset(
 )
 
 
-#: The number of elements from which on a row is reduced by itself.
+#: The minimum number of elements of a row that is reduced by itself.
 _ROW = 32
 
 
 def in_shape_read(node: Node) -> Node:
-    """Return the view through which alone ``node`` is read, maybe in a wider dtype; else ``node``.
+    """Return the view, possibly in a wider dtype, through which all readers read ``node``; else ``node``.
 
-    Inductor fuses no kernels whose loops have other shapes, unless nothing that they read is broadcast.
+    Inductor does not fuse kernels whose loops have different shapes, unless none of their inputs is broadcast.
     """
     read = node
     while len(node.users) == 1:
@@ -130,8 +130,8 @@ def in_shape_read(node: Node) -> Node:
 def place_of(node: Node) -> Node:
     """Return the node before which ``node`` is measured: the one after its :func:`first_reader`.
 
-    Inductor's CPU kernels take a reduction into the loop of what comes before it, not of what comes after it; and what
-    is computed element by element comes where it is read.
+    Inductor's CPU backend fuses a reduction into the loop of an earlier op, not of a later one, and computes
+    elementwise ops where they are read.
     """
     reader = first_reader(node)
     return reader.next if reader.op.startswith("call") else graph_output(node.graph)

@@ -1,11 +1,12 @@
 """Measure values of a graph: the largest magnitude of each as one number, which is inf or NaN if the value is.
 
-One number says whether a value is finite, whether it holds a NaN, and how far it was from its dtype's limit before. It
-is a reduction over the value alone, so that a compiler computes it in the loop that makes or reads the value.
+One number says whether a value is finite, whether it holds a NaN, and, in earlier runs, how far it was from its dtype's
+limit. It is a reduction over the value alone, so that a compiler can compute it in the loop that computes or reads the
+value.
 
-Not measured is what says nothing of its own: views and copies of what is measured, parts of it and what joins it, what
-is made of finite numbers alone, and ops whose largest magnitude follows from that of what they read: conversions, and
-those of :func:`largest_after`.
+Values without information of their own are not measured: views, copies, parts and concatenations of measured values;
+tensors made of finite numbers alone; and results whose largest magnitude follows from that of their inputs:
+conversions, and the ops of :func:`largest_after`.
 """
 
 import math
@@ -29,7 +30,7 @@ MEASURED = "fxamp_measured"
 #: Key of ``node.meta["custom"]``: the name of the forward's node that a traced node was made for.
 OP = "fxamp_op"
 
-#: Their results hold the elements of their inputs and no others.
+#: Ops whose results hold the elements of their inputs and no others.
 WHOLE = frozenset(
     f"aten::{name}"
     for name in (
@@ -41,7 +42,7 @@ WHOLE = frozenset(
     )
 )
 
-#: Their results hold some of the elements of their inputs and no others, but zeros.
+#: Ops whose results hold some of the elements of their inputs, and otherwise only zeros.
 PARTS = frozenset(
     f"aten::{name}"
     for name in (
@@ -58,9 +59,9 @@ _CONVERSIONS = frozenset(
 
 
 def is_measured(node: Node, known: Collection[Node]) -> bool:
-    """Whether the value of ``node`` is measured: a floating tensor that says something of its own.
+    """Whether to measure the value of ``node``: a floating tensor whose magnitude does not follow from others.
 
-    ``known``: the nodes before it whose largest magnitudes are measured, or follow from what is.
+    ``known``: the nodes before it whose largest magnitudes are measured, or follow from measured ones.
     """
     if not can_be_measured(node):
         return False
@@ -93,16 +94,16 @@ def passes_on(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
         return False
     name = base_name(node)
-    if is_conversion(node):  # whether it overflows follows from the largest magnitude before, if that is known
+    if is_conversion(node):  # whether it overflows follows from its input's largest magnitude, if that is known
         before, after = tensor_value(node.args[0]), tensor_value(node)
         return before is not None and after is not None and (before.is_floating_point() or not _overflows(after.dtype))
     return name in WHOLE or name in PARTS
 
 
 def largest_after(node: Node) -> Callable[[float], float] | None:
-    """Return how the largest magnitude in the result of ``node`` follows from that in its input; None if it does not.
+    """Return the largest magnitude of the result of ``node`` as a function of its input's; None if it is not one.
 
-    So it does for products and quotients with a number, whole powers, and odd functions that grow everywhere.
+    It is one for products and quotients with a number, integer powers, and increasing odd functions.
     """
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or node.kwargs:
         return None
@@ -132,7 +133,7 @@ _ODD: dict[str, Callable[[float], float]] = {"tanh": math.tanh, "erf": math.erf,
 
 
 def is_narrowing(node: Node) -> bool:
-    """Whether ``node`` converts to a floating dtype of a smaller range, in which what was finite can be infinite."""
+    """Whether ``node`` converts to a floating dtype of a smaller range, in which a finite value can become infinite."""
     before, after = (tensor_value(node.args[0]), tensor_value(node)) if node.args else (None, None)
     if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
         return False
@@ -151,13 +152,13 @@ def _overflows(dtype: torch.dtype) -> bool:
 
 
 def largest_finite(dtype: torch.dtype) -> float:
-    """Return the number up to which all round to finite ones in ``dtype``."""
+    """Return the largest number that rounds to a finite number in ``dtype``."""
     limits = torch.finfo(dtype)
     return limits.max * (1 + limits.eps / 4) if dtype.itemsize == 2 else limits.max
 
 
 def is_made_of_numbers(node: Node) -> bool:
-    """Whether ``node`` makes a tensor of numbers alone, all of them finite, as ``zeros`` and ``full_like`` do."""
+    """Whether ``node``, such as ``zeros`` or ``full_like``, makes a tensor from finite numbers alone."""
     if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or holds_infinity(node):
         return False
     if base_name(node) in _LIKE:
@@ -177,13 +178,13 @@ _LIKE = frozenset(
 
 
 def holds_infinity(node: Node) -> bool:
-    """Whether a number among the arguments of ``node`` is infinite or NaN: what it makes is meant to be."""
+    """Whether a number among the arguments of ``node`` is infinite or NaN: the program intends such a result."""
     leaves = pytree.tree_leaves((node.args, node.kwargs))
     return any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in leaves)
 
 
 def measured_results(output: Node) -> set[Node]:
-    """Return the results of a graph that must be measured because what they are part of says too little of them."""
+    """Return the results of a graph that are parts of a value, whose magnitude does not say if they are finite."""
     leaves = {leaf for leaf in pytree.tree_leaves(output.args[0]) if isinstance(leaf, Node)}
     return {leaf for leaf in leaves if leaf.op != "placeholder" and can_be_measured(leaf) and not _is_whole(leaf)}
 

@@ -1,6 +1,6 @@
-"""What passes share that have Inductor write values of AOTAutograd's graphs to memory in the shape that they have.
+"""The base of passes that make Inductor write values of AOTAutograd's graphs to memory in their own shape.
 
-Inductor's own primitive marks the place; in other compilers it does nothing.
+They insert Inductor's own primitive, which does nothing in other compilers.
 """
 
 from abc import abstractmethod
@@ -15,7 +15,7 @@ from fxamp.passes.base import Context, Result, TracedPass
 
 @dataclass(frozen=True)
 class Realize(TracedPass[Context]):
-    """Realizes the nodes that a subclass selects: all their readers read what is written. Ensures that none is left."""
+    """Realizes the nodes that a subclass selects; their readers read the written value. Ensures that none is left."""
 
     @abstractmethod
     def selects(self, node: Node) -> bool:

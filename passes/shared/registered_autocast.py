@@ -1,7 +1,7 @@
-"""What the autocast kernel of a custom op casts, as a rule; seen by calling the op on FakeTensors.
+"""The casts of a custom op's autocast kernel as a rule, found by calling the op on FakeTensors.
 
-``torch.library.register_autocast`` registers such a kernel, and libraries in C++ do (torchvision's ``roi_align``). What
-it does to the op's results is not followed: those of an op in float32 stay in float32.
+``torch.library.register_autocast`` registers such a kernel, and so do libraries in C++ (torchvision's ``roi_align``).
+Casts of the op's results are not reproduced: those of an op in float32 stay in float32.
 """
 
 from contextlib import suppress
@@ -28,9 +28,9 @@ _WHY = "The library that the op comes from registers this cast for autocast."
 
 
 def registered_rule(node: Node, context: CastContext) -> CastRule | None:
-    """Return what the autocast kernel of a custom op casts; None without one, or if it follows its inputs.
+    """Return the casts of a custom op's autocast kernel; None without one, or if the op follows its inputs.
 
-    A cast to a dtype that is neither float32 nor the policy's has no word in a policy: that input follows.
+    A policy cannot express a cast to a dtype that is neither float32 nor its own 16-bit dtype: that input follows.
     """
     target = node.target
     if not is_custom(target) or not has_autocast_kernel(target, context.policy.device):

@@ -1,6 +1,6 @@
-"""What a partitioned forward saves for its backward: which memory, which op computed it, what reads it, which rule.
+"""The memory that a partitioned forward saves for its backward: the op that computed it, its readers, and its rule.
 
-AOTAutograd saves nodes, several of which may be views of one memory. The unit here is the memory, which is saved once.
+AOTAutograd saves nodes, several of which may be views of one memory. This module counts memory, which is saved once.
 """
 
 import operator
@@ -36,7 +36,7 @@ _WITHOUT_GRADIENT = "fxamp_without_gradient"
 
 @dataclass(frozen=True)
 class Memory:
-    """Kept memory: the value that owns it, and its saved views, by position.
+    """Saved memory: the value that owns it, and its saved views, by position.
 
     ``at`` are positions among the forward's outputs after its results.
     """
@@ -78,7 +78,7 @@ def saved(gm: GraphModule, results: int) -> Sequence[Any]:
 
 
 def memories(gm: GraphModule, results: int) -> list[Memory]:
-    """Return the memory that is kept only for the backward, in the order of the forward's outputs.
+    """Return the memory that is saved only for the backward, in the order of the forward's outputs.
 
     Memory that exists anyway is left out: inputs, constants, results, and values that share memory with them.
     """

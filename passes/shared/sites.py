@@ -47,7 +47,7 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
 
 
 def computes(node: Node, dtype: object) -> bool:
-    """Whether a call does more than view, copy or convert values, and does not itself name its dtype."""
+    """Whether a call does more than view, copy or convert values, and does not name its dtype itself."""
     return base_name(node) not in _MOVES and not is_view(node) and dtype is None
 
 

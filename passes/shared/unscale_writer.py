@@ -13,7 +13,7 @@ from fxamp.torch_dtypes import HALVES, widest_float
 
 aten = torch.ops.aten
 
-#: From so many elements on, not to read a gradient once more is worth two launches.
+#: The minimum number of elements for which saving one read of a gradient is worth two launches.
 _LARGE = 2**20
 
 
@@ -68,7 +68,7 @@ class UnscaleWriter:
             user.replace_input_with(tangent, scaled)
 
     def unscale(self, gradients: Sequence[Node], kernel: bool) -> Unscaled:
-        """Insert the unscaled gradients and their flags; a node that is the gradient of several inputs only once."""
+        """Insert the unscaled gradients and their flags, once for a node that is the gradient of several inputs."""
         first: dict[Node, int] = {}
         for at, node in enumerate(gradients):
             first.setdefault(node, at)
@@ -132,7 +132,7 @@ class UnscaleWriter:
         return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), square)
 
     def _not_finite(self, node: Node) -> Node:
-        """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, which equals nothing."""
+        """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, unequal to itself."""
         if _sparse(node):  # Inductor calls few ops on sparse tensors; a sum is inf or NaN if a value is
             node = self._call(aten.sum.default, node)
         difference = self._call(aten.sub.Tensor, node, node)
@@ -155,15 +155,15 @@ class UnscaleWriter:
 
 
 def _fits_kernel(node: Node) -> bool:
-    """Whether the kernel is for this gradient: it supports no complex or sparse ones, and unscales all that it gets."""
+    """Whether the kernel takes this gradient: none that is complex, sparse, scaled to the end, or fused."""
     return not (node.meta["val"].is_complex() or _sparse(node) or _half(node) or _is_fused(node))
 
 
 def _is_fused(node: Node) -> bool:
     """Whether Inductor fuses more ops into the one that makes this large float32 gradient: it is elementwise.
 
-    An example is the sum of both gradients of a weight that is used twice. Reductions by rows join that kernel as well;
-    a reduction of all elements at once would be split in a way that does not.
+    An example is the sum of both gradients of a weight that is used twice. Reductions by rows fuse with that kernel
+    too; Inductor would split a reduction of all elements at once in a way that does not fuse.
     """
     value = node.meta["val"]
     elementwise = node.target in (aten.add.Tensor, aten.mul.Tensor)

@@ -4,8 +4,8 @@
 2. ``copy(kept, new)``, the functional form of ``copy_``, becomes ``new`` if both have the same dtype, shape and
    strides.
 
-Traces of optimizers contain many of both. Inductor would make a buffer of each copy of an input that is written to at
-the end, and try to fuse it with other kernels; this would take most of the compile time of a step.
+Traces of optimizers contain many of both. Inductor would create a buffer for each copy of an input that the step writes
+to at the end, and try to fuse it with other kernels, which would take most of the compile time of a step.
 """
 
 from dataclasses import dataclass

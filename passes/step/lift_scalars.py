@@ -2,7 +2,7 @@
 
 1. The inputs that are symbolic floats become one input, float64 ``[n]`` on the device of the graph's tensors; each
    float is an element of it. Arithmetic on such floats becomes arithmetic on 0-dim float64 tensors, with the precision
-   of Python floats. A value read from a 0-dim tensor (``item``) becomes that tensor, in float64: the host reads
+   of Python floats. A value read from a 0-dim tensor (``item``) becomes that tensor, in float64, so that the host reads
    nothing.
 2. An op with a scalar argument gets the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
    the op would round the scalar; the tables below list the ops. ``alpha`` and ``value`` become products.

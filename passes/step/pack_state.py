@@ -6,8 +6,9 @@
    to it computes the scales of its blocks, then the codes.
 3. With ``compensated``, a 16-bit parameter has a compensation as another input: the step reads their sum, writes the
    result rounded to nearest, and writes the rounding error to the compensation.
-4. If anything is rounded stochastically, the step draws a key of random bits from the count of such steps, an int32 of
-   the state, which it advances, and from one more input, the last one: ``stream``, which differs for each parameter.
+4. If anything is rounded stochastically, the step derives a key for random bits from two int32 inputs: the count of
+   such steps, a part of the state that the step advances, and ``stream``, the last input, which differs for each
+   parameter.
 
 Inputs are known by their role, ``node.meta[ROLE]``.
 """
@@ -24,7 +25,7 @@ from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
 
-#: Key of ``node.meta``: what an input of a step's graph is: "parameter", "gradient", or the name of its state.
+#: Key of ``node.meta``: the role of an input of a step's graph: "parameter", "gradient", or the name of its state.
 ROLE = "fxamp_role"
 
 #: Key of ``node.meta``: set on the inputs that this pass wrote.
@@ -33,7 +34,7 @@ STORED = "fxamp_stored"
 #: The role of the state that holds the rounding errors of a parameter.
 COMPENSATION = "compensation"
 
-#: The role of the state that counts the steps that rounded stochastically, and that of the input of rule 4.
+#: The roles of the state that counts stochastically rounded steps, and of the input ``stream`` (rule 4).
 COUNT, STREAM = "rounding_steps", "stream"
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
