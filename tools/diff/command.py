@@ -20,18 +20,12 @@ FORMATS = ("text", "json", "markdown")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fxamp-diff``; returns 0 if the policies decide the same, 1 if not, 2 after a user's mistake."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--git"]:
-        from fxamp.tools.diff.git import drive
-
-        return guarded(PROG, lambda: drive(arguments[1:]))
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(argv)
     return guarded(PROG, lambda: _diff(options))
 
 
 def _parser() -> Parser:
-    what = "Compare what two policies decide. Exit status 0: the same, 1: they differ, 2: a mistake. "
-    parser = Parser(PROG, what + "With --git first: a diff driver for git, which calls it with its seven arguments.")
+    parser = Parser(PROG, "Compare what two policies decide. Exit status 0: the same, 1: they differ, 2: a mistake.")
     add = parser.add_argument
     add("old", metavar="OLD", help="a built-in policy's name, or a path to a .toml file")
     add("new", metavar="NEW", help="the policy to compare it with")

@@ -1,7 +1,7 @@
 """The two policies of a comparison, each resolved; op tables, which define no dtype, can be compared too."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from pathlib import Path
@@ -46,33 +46,30 @@ def load_side(source: str, device: str | None, torch_version: str | None) -> Sid
     try:
         policy, missing = Policy.load(source), frozenset[str]()
     except PolicyError as error:
-        table, name = f"extends = [{json.dumps(source)}]\n", Path(source).stem
-        known = {} if kind is None else {"device": kind}
-        policy, missing = load_table(lambda settings: Policy.loads(table + settings, name), error, known)
+        policy, missing = _load_table(source, error, {} if kind is None else {"device": kind})
     except OSError as error:
         raise PolicyError(f"{source}: {error.strerror}") from error
-    return resolved(Side(policy, source, missing), device, torch_version)
+    return _resolved(Side(policy, source, missing), device, torch_version)
 
 
-def load_table(
-    load: Callable[[str], Policy], error: PolicyError, known: Mapping[str, str]
-) -> tuple[Policy, frozenset[str]]:
+def _load_table(source: str, error: PolicyError, known: Mapping[str, str]) -> tuple[Policy, frozenset[str]]:
     """Load a file that may leave the dtype and the device out, as the op tables that policies extend do.
 
-    ``load`` reads the file after a text that adds what is missing; ``known`` are the values to add. Returns the policy
-    and the names of what it leaves out. Raises ``error`` if that has another cause.
+    ``known``: the values of these that the user gave. Returns the policy and the names of what it leaves out. Raises
+    ``error`` if that has another cause.
     """
-    values = {**_OPEN, **known}
+    values, table = {**_OPEN, **known}, f"extends = [{json.dumps(source)}]\n"
     for missing in chain.from_iterable(combinations(values, count) for count in (1, 2)):
+        settings = "".join(f"{_KEYS[key]} = {json.dumps(values[key])}\n" for key in missing)
         try:
-            policy = load("".join(f"{_KEYS[key]} = {json.dumps(values[key])}\n" for key in missing))
+            policy = Policy.loads(table + settings, Path(source).stem)
         except PolicyError:
             continue
         return policy, frozenset(missing) - known.keys()
     raise error
 
 
-def resolved(side: Side, device: str | None, torch_version: str | None) -> Side:
+def _resolved(side: Side, device: str | None, torch_version: str | None) -> Side:
     """Return the side with its policy resolved, for the installed torch unless a version is given."""
     policy = side.policy
     try:

@@ -74,7 +74,6 @@ CASES = [
     ("diff broken.toml cuda-float16", "broken.toml:2: unknown key 'casts' in a policy file"),
     ("diff table.toml cuda-float16 --graph g.py", "table.toml is an op table, which does not say device or"),
     ("diff cuda-float16 cpu-float16 --output no/where.txt", "--output 'no/where.txt': there is no folder"),
-    ("diff --git x.toml y", "--git was called with 2 arguments; accepted: git's PATH OLD-FILE"),
     ("policy chek", "unknown subcommand 'chek' (did you mean 'check'?); accepted: list, check, show, explain"),
     ("policy show cpu-float61", "no policy is named 'cpu-float61'"),
     ("policy show cpu-float16 --device cuda", "is for device 'cpu', but the program runs on 'cuda'"),

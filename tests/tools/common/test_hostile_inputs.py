@@ -143,7 +143,6 @@ WRITERS: dict[str, tuple[Main, list[str]]] = {
     "show as HTML": (show.main, ["graph.txt", "--format", "html"]),
     "show's help": (show.main, ["--help"]),
     "diff": (diff.main, ["cpu-bfloat16", "cpu-bfloat16"]),
-    "git": (diff.main, ["--git", "a", "graph.txt", "x", "x", "graph.txt", "x", "x"]),
     "list": (policy.main, ["list"]),
     "check": (policy.main, ["check", "cpu-bfloat16"]),
     "policy show": (policy.main, ["show", "cpu-bfloat16"]),
