@@ -134,7 +134,6 @@ COMMANDS: dict[str, list[str]] = {
         "nets.py does not exist (did you mean 'net.py'?)",
         "a Python file",
     ],
-    "fxamp-diff cpu-float16 cpu-bfloat16 --cost": ["--cost needs a model: --graph MODEL.py"],
     "fxamp-policy chekc": ["unknown subcommand 'chekc' (did you mean 'check'?)"],
     "fxamp-policy explain linear --policy nope": ["no policy is named 'nope'; accepted: "],
     "fxamp-policy calibrate no_inputs.py": ["it defines no batches", "accepted: model (an nn.Module"],

@@ -33,7 +33,6 @@ def _parser() -> Parser:
     add("--torch", metavar="V", help="the version of torch to compare them for; the installed one unless given")
     add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
     add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
-    add("--cost", action="store_true", help="with --graph MODEL.py: count a training step on a GPU under both")
     add("--trust", action="store_true", help="allow running code of a graph's file: a .pt2, or an fx_graph_runnable.py")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
     add("--output", metavar="FILE", help="write to this file instead of standard output")
@@ -53,7 +52,7 @@ def _diff(options: Namespace) -> int:
 
 def _executed(comparison: Comparison, options: Namespace) -> Comparison:
     """Add the effect on graphs and numbers, if requested; only these need torch."""
-    if not (options.graph or options.run or options.cost):
+    if not (options.graph or options.run):
         return comparison
     for side in (comparison.old, comparison.new):
         _require_policy(side)
@@ -64,15 +63,6 @@ def _executed(comparison: Comparison, options: Namespace) -> Comparison:
             effects(file, comparison.old, comparison.new, options.trust) for file in options.graph
         )
         comparison = replace(comparison, effects=tuple(graphs))
-    if options.cost:
-        from fxamp.tools.diff.cost import cost
-
-        if not options.graph:
-            raise OptionError("--cost needs a model: --graph MODEL.py")
-        comparison = replace(
-            comparison,
-            costs=tuple(cost(file, comparison.old, comparison.new, options.format) for file in options.graph),
-        )
     if options.run:
         from fxamp.tools.diff.numbers import run_both
 

@@ -15,8 +15,6 @@ def parts(comparison: Comparison) -> Iterator[Part]:
         from fxamp.tools.diff.effect_parts import effect_parts
 
         yield from effect_parts(effect)
-    for cost in comparison.costs:
-        yield Part(remarks=list(cost.lines()), verbatim=True)
     for numbers in comparison.runs:
         from fxamp.tools.diff.numbers_parts import numbers_parts
 

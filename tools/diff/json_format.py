@@ -29,8 +29,6 @@ def to_json(comparison: Comparison) -> str:
         "graphs": [effect.content() for effect in comparison.effects],
         "runs": [run.content() for run in comparison.runs],
     }
-    if comparison.costs:
-        written["costs"] = [cost.content() for cost in comparison.costs]
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 

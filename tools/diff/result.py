@@ -9,21 +9,19 @@ from fxamp.policy.diff.policy_diff import PolicyDiff, SettingChange, diff_polici
 from fxamp.tools.diff.sides import Side
 
 if TYPE_CHECKING:
-    from fxamp.tools.diff.cost import Cost
     from fxamp.tools.diff.effect import Effect
     from fxamp.tools.diff.numbers import Numbers
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two policies, its effect on graphs, on numbers and costs of models, by the files' names."""
+    """The difference of two policies, and its effect on graphs and on the numbers of models."""
 
     old: Side
     new: Side
     diff: PolicyDiff
     effects: "tuple[Effect, ...]" = ()
     runs: "tuple[Numbers, ...]" = ()
-    costs: "tuple[Cost, ...]" = ()
 
     @cached_property
     def settings(self) -> tuple[SettingChange, ...]:
