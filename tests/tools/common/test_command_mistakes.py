@@ -103,7 +103,7 @@ CASES = [
         "do not depend on how values are kept; accepted: gradient",
     ),
     ("bench polices", "did you mean 'policies'"),
-    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, host, step, cost, policies, kernels"),
+    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, host, cost, policies, kernels"),
     ("bench train --model gpt2", "'gpt2-124m'"),
     ("bench train --contenders fxamp,compile-autocst", "'compile-autocast'"),
     ("bench train --set widht=3", "'width'"),
@@ -114,10 +114,6 @@ CASES = [
     ("bench train --optimizer NAdem", "'NAdam'"),
     ("bench train --clip -1", "'-1'"),
     ("bench train --contenders fxamp-skip-device", "float16"),
-    ("bench step --contenders fussed", "(did you mean 'fused'?)"),
-    ("bench step --optimizer AdamsW", "(did you mean 'AdamW'?)"),
-    ("bench step --parameters 0", "'0' is not a whole number of 1 or more"),
-    ("bench step --lowering eager", "'eager'"),
     ("bench cost --every --model mlp", "--every counts all models"),
     ("bench cost --policy cuda-flot16", "cuda-float16"),
     ("bench cost nowhere.py", "nowhere.py: there is no such file"),
@@ -137,7 +133,7 @@ CASES = [
 ]
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-DEVICES = ("bench check", "bench train", "bench step", "demo")
+DEVICES = ("bench check", "bench train", "demo")
 ELSEWHERE = [
     pytest.param("bench kernels --arch sm90", "did you mean 'sm_90'", marks=needs_triton),
     *(pytest.param(f"{command} --device cuda", "no CUDA device", marks=WITHOUT_GPU) for command in DEVICES),

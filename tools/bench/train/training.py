@@ -158,7 +158,7 @@ def _compiled(
         policy = contender.policy
     elif contender.fp8:
         policy = fp8_policy(contender, experiment)
-    options = {"policy": policy, "lowering": experiment.lowering, **contender.options}
+    options: dict[str, Any] = {"policy": policy, "lowering": experiment.lowering}
     if scaler.is_enabled():
         options["scaler"] = scaler
     return torch.compile(module, backend="fxamp", options=options)
