@@ -107,16 +107,6 @@ def bound_names(tree: ast.Module) -> set[str]:
     return names
 
 
-def imported_names(tree: ast.Module) -> set[str]:
-    """Return the first parts of the names of the modules that a file imports anywhere; "" is its own package."""
-    nodes = list(ast.walk(tree))
-    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return {
-        name.partition(".")[0]
-        for name in plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    }
-
-
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node

@@ -1,10 +1,9 @@
-"""fxamp-policy fit: what it writes loads and is what it counted, its cache knows its key, its mistakes are one line."""
+"""fxamp-policy fit: what it writes loads and is what it counted, and its mistakes are one line."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -24,7 +23,6 @@ from fxamp.tools.policy.fit import counts
 from fxamp.tools.policy.fit.counts import Counting, Form
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS
-from fxamp.tools.policy.fit.store import Store
 
 MODEL = """
 import torch
@@ -57,18 +55,12 @@ inputs = (torch.randn(128, 64), torch.randint(256, (128,)))
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Counts and errors that follow from the number of rules; the result says how many there were."""
     asked: list[Policy] = []
 
-    def count(_: Counting, policy: Policy, __: Any, form: Form) -> Count:
+    def count(_: Counting, policy: Policy, form: Form) -> Count:
         asked.append(policy)
         rules = sum(rule.region == KEPT and rule.asks != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
@@ -105,19 +97,6 @@ def test_the_policy_loads_and_is_the_one_that_was_measured(
     rules = sum(rule.region == KEPT and rule.asks != "as-is" for rule in policy.rules)
     assert chosen["peak"] == 4_000_000 - 100_000 * rules and chosen["variants"]
     assert {rule.id for rule in base.rules} <= {rule.id for rule in policy.rules}
-
-
-def test_a_second_run_counts_nothing_and_writes_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int]
-) -> None:
-    file = model(tmp_path)
-    first = run(capsys, "fit", file, "--memory", "4MB")
-    before = simulated()
-    again = run(capsys, "fit", file, "--memory", "4MB")
-    assert simulated() == before and first[:2] == again[:2] and "0 counts and 0 errors were new" in again[2]
-    written(tmp_path, Path(file).read_text().replace("manual_seed(0)", "manual_seed(1)"))
-    run(capsys, "fit", file, "--memory", "4MB")
-    assert simulated() > before
 
 
 @pytest.mark.exhaustive
@@ -205,27 +184,6 @@ def test_only_the_loss_leaves_where_that_is_asked_for(
         assert [rule.id for rule in Policy.load(out).rules if rule.region == "results"] == ["loss-only"]
 
 
-def test_an_interrupted_run_goes_on_where_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulated: Callable[[], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, count, calls = model(tmp_path), Measuring._errors, []
-
-    def stops(self: Measuring, policy: Policy) -> list[float]:
-        calls.append(policy)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return count(self, policy)
-
-    monkeypatch.setattr(Measuring, "_errors", stops)
-    status, text, _ = run(capsys, "fit", file)
-    assert status == 130 and "2 errors were new; they are kept" in text
-    monkeypatch.setattr(Measuring, "_errors", count)
-    before = simulated()
-    status, _, err = run(capsys, "fit", file)
-    new = int(err.split(" errors were new")[0].split()[-1])
-    assert status == 0 and 0 < new < simulated() - before + 2
-
-
 def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started, killed = Event(), Event()
 
@@ -242,7 +200,7 @@ def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(counts, "Process", Slow)
     file = model(tmp_path)
     steps = []
-    with pytest.raises(KeyboardInterrupt), Counting(file, Store.of(file)) as counting:
+    with pytest.raises(KeyboardInterrupt), Counting(file) as counting:
         steps += [counting.row(Policy.load("cuda-bfloat16"))]
         started.wait(5)
         raise KeyboardInterrupt

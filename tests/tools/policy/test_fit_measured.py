@@ -8,7 +8,6 @@ from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.fit.errors import Measuring
-from fxamp.tools.policy.fit.store import Store
 from fxamp.tools.policy.patch import base_policy
 
 MODEL = """
@@ -45,18 +44,10 @@ inputs = (torch.randint(1024, (4, 64)),)
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("name", exhaustive(["cuda-bfloat16", "cuda-bfloat16-lean"], always=["cuda-bfloat16-lean"]))
 def test_the_error_is_that_of_other_seeds(name: str, tmp_path: Path) -> None:
     file = written(tmp_path, MODEL)
     work = load_work(file, lambda _: None)
     policy = base_policy(name, work, lambda _: None, runs=True, emulate=True)[1]
-    few, many = (
-        Measuring(work, tuple(work.batches()), Store.of(file), draws).error(policy) for draws in (range(2), range(2, 8))
-    )
+    few, many = (Measuring(work, tuple(work.batches()), draws).error(policy) for draws in (range(2), range(2, 8)))
     assert few == pytest.approx(many, rel=0.1)

@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from fxamp.errors import OptionError
-from fxamp.tools.common.caches import cache_folder
 
 _SOURCE = Path(__file__).with_name("hooks.cpp")
 _COMPILERS = ("g++", "clang++", "c++")
@@ -61,7 +60,7 @@ def compiled_hooks(home: Path, version: str) -> Path:
     cxx = compiler()
     text = _SOURCE.read_text()
     key = hashlib.sha256(f"{text} {home} {version} {cxx}".encode()).hexdigest()[:16]
-    library = cache_folder() / f"absent_gpu_{key}.so"
+    library = _cache_folder() / f"absent_gpu_{key}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
@@ -75,6 +74,14 @@ def compiled_hooks(home: Path, version: str) -> Path:
             raise OptionError(f"torch {version} cannot be made to compile for an absent GPU: {errors[0].strip()}")
         fresh.replace(library)
     return library
+
+
+def _cache_folder() -> Path:
+    """Return the folder of fxamp's own caches: in Inductor's if that has a place of its own, else in the user's."""
+    caches = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(caches) / "fxamp"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def compiler() -> str:

@@ -11,8 +11,7 @@ from fxamp.errors import FxampError, ListingError, OptionError, PolicyError
 from fxamp.policy import Policy
 from fxamp.tools.common import charts
 from fxamp.tools.common.command_line import Parser, one_of, positive, positive_number
-from fxamp.tools.common.formatting import plural, size
-from fxamp.tools.common.interrupt import so_far
+from fxamp.tools.common.formatting import size
 from fxamp.tools.common.output import require_folder
 from fxamp.tools.common.progress import say
 from fxamp.tools.inputs.kinds import bound_names, program_syntax
@@ -26,7 +25,6 @@ from fxamp.tools.policy.fit.depth import DEPTHS, depth_of
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
 from fxamp.tools.policy.fit.prices import Limits, Pricing
-from fxamp.tools.policy.fit.store import Store
 from fxamp.tools.policy.patch import load_model
 
 PROG = "fxamp-policy fit"
@@ -76,16 +74,15 @@ def run(options: Namespace) -> int:
     work = load_model(Namespace(**{**vars(options), "model": options.sister or options.model}), _say)
     model = program(options.model, _say).model if options.sister else work.model
     candidates = [*Family(options.policy, base, gpu.formats).candidates(work.model, options.loss_only)]
-    with Counting(options.model, Store.of(options.model)) as counting:
-        measuring = Measuring(work, tuple(work.batches()), Store.of(work.file))
+    with Counting(options.model) as counting:
+        measuring = Measuring(work, tuple(work.batches()))
         pricing = Pricing(model, depth_of(model), counting, measuring, gpu.rates, _say)
-        with so_far(lambda: f"{_fresh(pricing)}; they are kept, and the same command goes on from there"):
-            priced = pricing.prices(candidates)
-            first = next(iter(priced.values()))[1]
-            time = options.time or (_TIME if options.prefer == "error" else inf)
-            limits = Limits(memory, first.milliseconds * time, first.error * options.error)
-            choice = PricedPolicies(priced, limits, options.prefer)
-            write_answer(Answer(options, choice, list(_notes(options, pricing, choice))))
+        priced = pricing.prices(candidates)
+        first = next(iter(priced.values()))[1]
+        time = options.time or (_TIME if options.prefer == "error" else inf)
+        limits = Limits(memory, first.milliseconds * time, first.error * options.error)
+        choice = PricedPolicies(priced, limits, options.prefer)
+        write_answer(Answer(options, choice, list(_notes(options, pricing, choice))))
     return 0 if choice.best is not None else 1
 
 
@@ -122,7 +119,7 @@ def _notes(options: Namespace, pricing: Pricing, choice: PricedPolicies) -> Iter
     depth = f" from {DEPTHS[0]} and {DEPTHS[1]} of its {pricing.depth} layers" if pricing.depth else ""
     yield (
         f"Counted for the GPU{depth}, not measured; the error is measured here. Memory: parameters, state of AdamW, "
-        f"and the larger of peak and gradients; not what CUDA itself takes. {_fresh(pricing)}."
+        "and the larger of peak and gradients; not what CUDA itself takes."
     )
 
 
@@ -150,8 +147,3 @@ def _largest_batch(options: Namespace, pricing: Pricing, candidate: Candidate, c
     if fits + 1 not in bytes_of:
         return f"{largest_}; larger ones were not counted"
     return f"{largest_}; {fits + 1} would take {size(round(bytes_of[fits + 1]))}"
-
-
-def _fresh(pricing: Pricing) -> str:
-    counts, errors = pricing.counting.fresh, pricing.measuring.fresh
-    return f"{plural(counts, 'count')} and {plural(errors, 'error')} were new"

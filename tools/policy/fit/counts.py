@@ -4,7 +4,7 @@ import os
 import tempfile
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +21,6 @@ from fxamp.tools.bench.cost.process import count
 from fxamp.tools.bench.cost.row import Row, row
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.process import ContenderFailed, Process
-from fxamp.tools.policy.fit.store import Store
 
 #: Processes at a time, of less than 1 GiB each.
 _MOST = 4
@@ -48,41 +47,35 @@ class Form:
 class Counting:
     """Counts the model of ``file`` under policies; a context manager, for its processes and files.
 
-    An error ends the counts that are going on. ``fresh``: how many counts were not in ``store``.
+    Each is counted once. An error ends the counts that are going on.
     """
 
     file: str
-    store: Store
-    fresh: int = 0
     _folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="fxamp-fit-"))
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(min(_MOST, os.cpu_count() or 1)))
     _processes: dict[int, Process] = field(default_factory=dict)
+    _rows: dict[tuple[str, Form], "Future[Row]"] = field(default_factory=dict)
 
     def row(self, policy: Policy, form: Form = Form()) -> "Future[Row]":
         """Count a step under ``policy``. The future raises OptionError, with the reason, where that cannot be done."""
-        return self._pool.submit(self._row, policy, form)
+        key = policy.digest, form
+        if key not in self._rows:
+            self._rows[key] = self._pool.submit(self._row, policy, form)
+        return self._rows[key]
 
     def _row(self, policy: Policy, form: Form) -> Row:
-        workload = Workload("", policy.lower_precision_fp)
-        key = ("count", policy.digest, workload, form)
-        fields = self.store.get(*key)
-        if fields is None:
-            counted = row(policy.name, policy.name, self._ask(policy, replace(workload, model=self.file), form))
-            self.store.put(asdict(counted), *key)
-            self.fresh += 1
-            return counted
-        return Row(**fields)
+        return row(policy.name, policy.name, self._ask(policy, form))
 
-    def _ask(self, policy: Policy, workload: Workload, form: Form) -> Count:
+    def _ask(self, policy: Policy, form: Form) -> Count:
         folder, at = Path(self._folder.name), threading.get_ident()
         path, program = folder / f"{policy.digest[:32]}.toml", folder / f"{form.depth}-{form.batch}-{at}.py"
         path.write_text(policy.dumps(), encoding="utf-8")
-        text = _PROGRAM.format(file=str(Path(workload.model).resolve()), **asdict(form))
+        text = _PROGRAM.format(file=str(Path(self.file).resolve()), **asdict(form))
         program.write_text(text, encoding="utf-8")
         try:
             if at not in self._processes:
                 self._processes[at] = Process(prepare_torch)
-            return self._processes[at].ask(count, replace(workload, model=str(program)), Way(str(path)))
+            return self._processes[at].ask(count, Workload(str(program), policy.lower_precision_fp), Way(str(path)))
         except ContenderFailed as failed:
             if at in self._processes:
                 self._processes.pop(at).close()

@@ -17,7 +17,6 @@ from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.silence import quiet, unlogged
 from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, relative
 from fxamp.tools.policy.batches import Workload
-from fxamp.tools.policy.fit.store import Store
 
 DRAWS = 2
 
@@ -28,21 +27,16 @@ class Measuring:
 
     work: Workload
     batches: tuple[Batch, ...]
-    store: Store
     draws: range = range(DRAWS)
-    fresh: int = 0
+    _known: dict[str, float] = field(default_factory=dict)
     _exact: dict[int, Results] = field(default_factory=dict)
 
     def error(self, policy: Policy) -> float:
         """Return the relative error of all gradients as one vector, in the 2-norm: the root mean square over draws."""
-        key = ("error", policy.digest, self.work.device(), len(self.batches), tuple(self.draws))
-        error = self.store.get(*key)
-        if error is None:
+        if policy.digest not in self._known:
             errors = self._errors(policy)
-            error = math.sqrt(sum(one**2 for one in errors) / len(errors))
-            self.store.put(error, *key)
-            self.fresh += 1
-        return float(error)
+            self._known[policy.digest] = math.sqrt(sum(one**2 for one in errors) / len(errors))
+        return self._known[policy.digest]
 
     def _errors(self, policy: Policy) -> list[float]:
         """Return the error of each draw; the model is compiled once."""
