@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from fxamp.errors import ListingError, OptionError
 from fxamp.graph_text.model import Document
@@ -13,7 +12,7 @@ from fxamp.tools.common.terminal import look_of
 from fxamp.tools.show.select import Selection, select
 
 PROG = "fxamp-show"
-_SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, JSON of fxamp-show, or a Python file with model and inputs"
+_SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, or a Python file with model and inputs"
 
 #: What ``--sort`` accepts.
 SORTS = ("bytes", "kept")
@@ -80,8 +79,6 @@ def _refuse_mixtures(options: Namespace) -> None:
 
 
 def _load(options: Namespace) -> Document:
-    if options.source.endswith(".json"):
-        return _load_json(options.source, options.policy)
     from fxamp.tools.inputs.load import Request, load
 
     try:
@@ -90,21 +87,6 @@ def _load(options: Namespace) -> Document:
         return load(options.source, request)
     except OSError as error:
         raise ListingError(f"{options.source}: {error.strerror or error}") from error
-
-
-def _load_json(source: str, policy: str | None) -> Document:
-    from fxamp.tools.inputs.kinds import existing
-    from fxamp.tools.show.json_format import from_json
-
-    if policy is not None:
-        raise OptionError(
-            f"{source}: --policy cannot be applied to JSON of fxamp-show; give the graph or the model itself"
-        )
-    try:
-        return from_json(Path(existing(source)).read_text(encoding="utf-8"), source)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not a text in UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ListingError(f"{source}: {reason}") from error
 
 
 def _check(document: Document, selection: Selection, options: Namespace) -> tuple[str, bool]:

@@ -1,4 +1,4 @@
-"""``--format json``: all data of a listing, in a versioned format (``schema.json``), and its reader.
+"""``--format json``: all data of a listing, in a versioned format (``schema.json``).
 
 Empty and unknown values are left out: ``""``, ``()``, ``{}`` and None.
 """
@@ -7,11 +7,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fxamp.errors import ListingError
 from fxamp.graph_text.model import Document, Entry, KeptValue, Listing, RuleRef, Source, TensorType
 from fxamp.graph_text.totals import Index, totals
 from fxamp.tools.show.findings import Finding
-from fxamp.tools.show.schema import mistakes
 from fxamp.tools.show.select import Keep, Selection, select
 
 #: The name and version of the format; a change that breaks readers increases the number.
@@ -19,8 +17,6 @@ VERSION = "fxamp-show/1"
 
 #: Totals that only policies for fp8 have.
 _OF_FP8 = ("fp8", "not_fp8")
-
-_DERIVED = ("dtype", "bytes")
 
 
 def to_json(document: Document, selection: Selection | None = None, findings: Sequence[Finding] | None = None) -> str:
@@ -33,26 +29,6 @@ def to_json(document: Document, selection: Selection | None = None, findings: Se
     problems = {} if findings is None else {"findings": list(map(_finding, findings))}
     data = {"schema": VERSION, **problems, "graphs": graphs, "warnings": list(document.warnings)}
     return json.dumps(data, ensure_ascii=False, indent=1) + "\n"
-
-
-def from_json(text: str, name: str = "JSON") -> Document:
-    """Return the document that :func:`to_json` wrote; ``name`` is the input's name for errors.
-
-    Raises ListingError with the place where the text does not match the schema.
-    """
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ListingError(f"{name}:{error.lineno}: not JSON: {error.msg}") from error
-    except ValueError as error:  # an integer whose digits are too many for Python
-        raise ListingError(f"{name}: it holds a number of more than 64 bits") from error
-    except RecursionError as error:
-        raise ListingError(f"{name}: nested too deeply to be a graph") from error
-    if not isinstance(data, dict) or data.get("schema") != VERSION:
-        raise ListingError(f'{name}: not JSON of fxamp-show; accepted: an object with "schema": {VERSION!r}')
-    for mistake in mistakes(data):
-        raise ListingError(f"{name}: {mistake}")
-    return Document(tuple(map(_listing, data["graphs"])), tuple(data["warnings"]))
 
 
 def _graph(listing: Listing, index: Index, keep: Keep) -> dict[str, Any]:
@@ -117,39 +93,3 @@ def _some(data: dict[str, Any]) -> dict[str, Any]:
         for key, value in data.items()
         if value or type(value) is int
     }
-
-
-def _listing(data: dict[str, Any]) -> Listing:
-    own = {
-        key: value
-        for key, value in data.items()
-        if key not in ("number", "totals", "nodes", "bodies", "unmatched", "kept")
-    }
-    return Listing(
-        **own,
-        entries=tuple(map(_entry, data["nodes"])),
-        bodies={name: _listing(body) for name, body in data.get("bodies", {}).items()},
-        unmatched=tuple(RuleRef(**rule) for rule in data.get("unmatched", ())),
-        kept=tuple(map(_kept_value, data.get("kept", ()))),
-    )
-
-
-def _kept_value(data: dict[str, Any]) -> KeptValue:
-    rule = RuleRef(**data["rule"]) if "rule" in data else None
-    own = {"module": "", "before": None, "after": None, **data, "shape": tuple(data["shape"]), "rule": rule}
-    return KeptValue(**own)
-
-
-def _entry(data: dict[str, Any]) -> Entry:
-    own: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key not in _DERIVED
-    }
-    own["values"] = tuple(
-        TensorType(value["dtype"], tuple(value["shape"]), value.get("device", "")) for value in data.get("values", ())
-    )
-    own["lost"] = tuple(RuleRef(**rule) for rule in data.get("lost", ()))
-    if "rule" in data:
-        own["rule"] = RuleRef(**data["rule"])
-    if "source" in data:
-        own["source"] = Source(**data["source"])
-    return Entry(**own)

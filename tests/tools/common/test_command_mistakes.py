@@ -9,13 +9,12 @@ from support.checks.commands import Main, mistake
 from support.machines.lacks import needs_triton
 from support.programs.show_samples import gpt
 
-from fxamp.graph_text import Document
+from fxamp.graph_text.write import write_listing
 from fxamp.tools.bench import command as bench
 from fxamp.tools.demo import command as demo
 from fxamp.tools.diff import command as diff
 from fxamp.tools.policy import command as policy
 from fxamp.tools.show import command as show
-from fxamp.tools.show.json_format import to_json
 
 COMMANDS: dict[str, Main] = {
     "show": show.main,
@@ -29,35 +28,29 @@ FILES = {
     "later.toml": 'extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n',
     "broken.toml": 'extends = ["cuda-float16.toml"]\ncasts = "fp32"\n',
     "table.toml": '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n',
-    "gpt.json": to_json(Document((gpt(),))),
-    "cut.json": "{",
-    "empty.json": "{}",
+    "gpt.txt": write_listing(gpt()),
 }
 
-BYTES = {"latin.json": b"\xff\xfe", "latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
+BYTES = {"latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
 
 CASES = [
-    ("show gpt.jsn", "gpt.jsn does not exist (did you mean 'gpt.json'?); accepted: a graph as text"),
+    ("show gpt.tx", "gpt.tx does not exist (did you mean 'gpt.txt'?); accepted: a graph as text"),
     ("show .", ". is a folder; accepted: a graph as text"),
     ("show bytes.bin", "bytes.bin: it is neither text nor an archive of torch.export; accepted: "),
     ("show latin.txt", "latin.txt: it is not text in UTF-8; accepted: "),
-    ("show latin.json", "latin.json: not a text in UTF-8"),
-    ("show cut.json", "cut.json:1: not JSON"),
-    ("show empty.json", "empty.json: not JSON of"),
-    ("show gpt.json --format jsn", "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json"),
-    ("show gpt.json --polcy x", "unknown option '--polcy' (did you mean '--policy'?); accepted: --all"),
-    ("show gpt.json --width 0", "argument --width: '0' is not a whole number of 1 or more"),
-    ("show gpt.json --only castss", "--only 'castss': no rule here has this id (did you mean 'casts'?)"),
-    ("show gpt.json --only matrix-product", "did you mean 'matrix-products'?"),
-    ("show gpt.json --only typo", "--only 'typo': this rule decides no op here"),
-    ("show gpt.json --module h.0.atn", "--module 'h.0.atn' matches no module (did you mean 'h.0.attn'?)"),
-    ("show gpt.json --graph 1", "--graph 1: there is no such graph; accepted: 0"),
-    ("show gpt.json --why linaer", "--why 'linaer': no node has this name (did you mean 'linear'?)"),
-    ("show gpt.json --why linear --format html", "--why cannot be written as html; accepted: --format text"),
-    ("show gpt.json --check --format html", "--check cannot be written as html; accepted: --format text or json"),
-    ("show gpt.json --check --why linear", "--why and --check exclude each other"),
-    ("show gpt.json --policy cuda-float16", "gpt.json: --policy cannot be applied to JSON of fxamp-show"),
-    ("show gpt.json --output /no/folder/x", "--output '/no/folder/x': there is no folder /no/folder; accepted: a file"),
+    ("show gpt.txt --format jsn", "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json"),
+    ("show gpt.txt --polcy x", "unknown option '--polcy' (did you mean '--policy'?); accepted: --all"),
+    ("show gpt.txt --width 0", "argument --width: '0' is not a whole number of 1 or more"),
+    ("show gpt.txt --only castss", "--only 'castss': no rule here has this id (did you mean 'casts'?)"),
+    ("show gpt.txt --only matrix-product", "did you mean 'matrix-products'?"),
+    ("show gpt.txt --only typo", "--only 'typo': this rule decides no op here"),
+    ("show gpt.txt --module h.0.atn", "--module 'h.0.atn' matches no module (did you mean 'h.0.attn'?)"),
+    ("show gpt.txt --graph 1", "--graph 1: there is no such graph; accepted: 0"),
+    ("show gpt.txt --why linaer", "--why 'linaer': no node has this name (did you mean 'linear'?)"),
+    ("show gpt.txt --why linear --format html", "--why cannot be written as html; accepted: --format text"),
+    ("show gpt.txt --check --format html", "--check cannot be written as html; accepted: --format text or json"),
+    ("show gpt.txt --check --why linear", "--why and --check exclude each other"),
+    ("show gpt.txt --output /no/folder/x", "--output '/no/folder/x': there is no folder /no/folder; accepted: a file"),
     ("diff cuda-flot16 cuda-float16", "no policy is named 'cuda-flot16'"),
     ("diff cuda-float16 tem.toml", "there is no policy file 'tem.toml'"),
     ("diff cuda-float16", "the following arguments are required: NEW"),
@@ -89,7 +82,7 @@ CASES = [
     ("policy explain mm --policy cpu-float16 --arg a.size=x", "'x' is no size; accepted: whole numbers"),
     ("policy explain mm --policy cpu-float16 --arg a.dtype=float31", "(did you mean 'float32'?)"),
     ("policy calibrate nowhere.py", "nowhere.py does not exist"),
-    ("policy calibrate gpt.json", "whose name ends in .py"),
+    ("policy calibrate gpt.txt", "whose name ends in .py"),
     ("policy calibrate m.py --loss-scale 3", "'3' is not a power of two"),
     ("policy calibrate m.py --underflow 2", "'2' is not a share"),
     ("policy calibrate m.py --output patch", "accepted: 'patch.toml'"),

@@ -57,12 +57,11 @@ CONTENTS: dict[str, bytes] = {
     "digits": b"x = " + b"9" * 6000,
     "control": b"\x1b]0;TITLE\x07\x1b[31m\x9b = 1\n",
     "unfinished": b'class GraphModule(torch.nn.Module):\n    def forward(self, x: "f32[4',
-    "object": b'{"schema": "fxamp-show/1", "graphs": [' + b"[" * 3000,
 }
 
 PAIRS = (["FILE", "cpu-bfloat16"], ["cpu-bfloat16", "FILE"])
 
-ENDINGS = (".toml", ".json", ".txt", ".py", ".pt2", "")
+ENDINGS = (".toml", ".txt", ".py", ".pt2", "")
 
 
 @pytest.fixture(autouse=True)

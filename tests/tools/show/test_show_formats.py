@@ -1,19 +1,20 @@
-"""JSON and Model Explorer: the schema holds, nothing is lost, and what is wrong is refused with its place."""
+"""JSON and Model Explorer: the schemas hold, and nothing is lost."""
 
-import copy
 import json
+from importlib.resources import files
 from typing import Any
 
 import pytest
+from support.checks.json_schema import fits
 from support.programs.show_samples import document, gpt, plain, tensor
 
-from fxamp.errors import ListingError
 from fxamp.graph_text import Document, Entry, KeptValue, Listing, RuleRef, Source
 from fxamp.tools.show.findings import Finding, findings
-from fxamp.tools.show.json_format import from_json, to_json
+from fxamp.tools.show.json_format import to_json
 from fxamp.tools.show.model_explorer import to_model_explorer
-from fxamp.tools.show.schema import mistakes, schema
 from fxamp.tools.show.select import select
+
+SCHEMA = json.loads((files("fxamp.tools.show") / "schema.json").read_text(encoding="utf-8"))
 
 #: An entry and a listing of which no field has its default value.
 FULL_ENTRY = Entry(
@@ -61,16 +62,16 @@ FULL = Listing(
 @pytest.mark.parametrize(
     "doc", [document(), Document((FULL, plain()), ("w",)), Document(())], ids=["gpt", "full", "none"]
 )
-def test_json_is_as_the_schema_says_and_reads_back_whole(doc: Document) -> None:
+def test_json_is_as_the_schema_says(doc: Document) -> None:
     text = to_json(doc, findings=[Finding("unmatched-rule", 0, "what", "advice", source=Source("f", 1, "g", "c"))])
-    assert list(mistakes(json.loads(text))) == []
-    assert from_json(text) == doc
+    assert fits(json.loads(text), SCHEMA)
+    assert not fits({**json.loads(text), "graph": []}, SCHEMA)
 
 
 def test_every_field_of_a_listing_is_in_the_schema() -> None:
     node = json.loads(to_json(Document((FULL,))))["graphs"][0]
-    assert set(node) == set(schema()["$defs"]["graph"]["properties"])
-    assert set(node["nodes"][0]) | {"bytes"} == set(schema()["$defs"]["node"]["properties"])
+    assert set(node) == set(SCHEMA["$defs"]["graph"]["properties"])
+    assert set(node["nodes"][0]) | {"bytes"} == set(SCHEMA["$defs"]["node"]["properties"])
 
 
 def test_json_holds_numbers() -> None:
@@ -89,40 +90,6 @@ def test_json_of_a_selection_keeps_bytes_and_the_way_to_the_bodies() -> None:
     assert graph["nodes"][0]["bytes"] == 1536
     assert graph["totals"] == json.loads(to_json(document()))["graphs"][0]["totals"]
     assert [node["name"] for node in graph["bodies"]["wrap_body_0"]["nodes"]] == ["add_f16", "view", "mm_f32"]
-
-
-def broken(*path: str | int, value: object) -> str:
-    data: Any = copy.deepcopy(json.loads(to_json(document())))
-    place = data
-    for key in path[:-1]:
-        place = place[key]
-    if value is None:
-        del place[path[-1]]
-    else:
-        place[path[-1]] = value
-    return json.dumps(data)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "a.json:1: not JSON"),
-        ("[]", "not JSON of fxamp-show"),
-        (broken("schema", value="fxamp-show/2"), "accepted: an object with"),
-        ("[" * 100_000, "nested too deeply"),
-        (broken("graphs", value=None), "the file: 'graphs' is missing"),
-        (broken("graphs", 0, "nodes", 3, "target", value=7), r"graphs\[0\].nodes\[3\].target: int where string"),
-        (broken("graphs", 0, "nodes", 3, "dtpye", value="f16"), r"'dtpye' is unknown; accepted: name, kind"),
-        (broken("graphs", 0, "nodes", 3, "values", 0, "shape", value=[1.5]), r"shape\[0\]: float where"),
-        (broken("graphs", 0, "kept_before", value=True), "kept_before: bool where integer"),
-        (broken("graphs", 0, "counts", "shared", value="2"), "counts.shared: str where integer"),
-        (broken("findings", value=[{"kind": "x", "graph": 0, "what": "", "advice": ""}]), "'x' is not one of"),
-        (broken("graphs", 0, "bodies", "wrap_body_0", "nodes", 0, value={"name": "n"}), "'kind' is missing"),
-    ],
-)
-def test_json_that_is_something_else_is_refused_with_its_place(text: str, message: str) -> None:
-    with pytest.raises(ListingError, match=message):
-        from_json(text, "a.json")
 
 
 def test_findings_are_in_the_json_only_when_asked_for() -> None:

@@ -62,16 +62,13 @@ def test_the_largest_come_first_with_their_rules_and_totals(
     assert "int8/64" in whole and whole.index("addmm") < whole.index("int8/64")
 
 
-def test_every_format_has_them(dump: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_every_format_has_them(dump: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     (graph,) = json.loads(shown(capsys, dump[0], "--format", "json"))["graphs"]
     packed = [value for value in graph["kept"] if value["form"] == "int8/64"]
     assert packed and packed[0]["rule"]["id"] == "large" and packed[0]["before"] == 2 * packed[0]["after"] - 256
     assert graph["kept_after"] == sum(value["after"] for value in graph["kept"]) < graph["kept_before"]
     page = shown(capsys, dump[0], "--format", "html")
     assert '"int8/64"' in page and "keptText" in page
-    (tmp_path / "kept.json").write_text(shown(capsys, dump[0], "--format", "json"))
-    again = shown(capsys, str(tmp_path / "kept.json"), "--kept", "--width", "200")
-    assert again.splitlines()[2:] == shown(capsys, dump[0], "--kept", "--width", "200").splitlines()[2:]
 
 
 def test_the_report_has_the_total(dump: tuple[str, str]) -> None:
