@@ -33,7 +33,6 @@ def _parser() -> Parser:
     add("--torch", metavar="V", help="the version of torch to compare them for; the installed one unless given")
     add("--graph", metavar="FILE", action="append", default=[], help="show the effect on a graph that fxamp-show reads")
     add("--run", metavar="MODEL.py", help="run its model under both, and compare with float64: outputs and gradients")
-    add("--trust", action="store_true", help="allow running code of a graph's file: a .pt2, or an fx_graph_runnable.py")
     add("--format", type=one_of(*FORMATS), default="text", help=f"one of {', '.join(FORMATS)}; text unless given")
     add("--output", metavar="FILE", help="write to this file instead of standard output")
     add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
@@ -59,9 +58,7 @@ def _executed(comparison: Comparison, options: Namespace) -> Comparison:
     if options.graph:
         from fxamp.tools.diff.effect import effects
 
-        graphs = chain.from_iterable(
-            effects(file, comparison.old, comparison.new, options.trust) for file in options.graph
-        )
+        graphs = chain.from_iterable(effects(file, comparison.old, comparison.new) for file in options.graph)
         comparison = replace(comparison, effects=tuple(graphs))
     if options.run:
         from fxamp.tools.diff.numbers import run_both

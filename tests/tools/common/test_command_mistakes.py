@@ -36,7 +36,7 @@ BYTES = {"latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
 CASES = [
     ("show gpt.tx", "gpt.tx does not exist (did you mean 'gpt.txt'?); accepted: a graph as text"),
     ("show .", ". is a folder; accepted: a graph as text"),
-    ("show bytes.bin", "bytes.bin: it is neither text nor an archive of torch.export; accepted: "),
+    ("show bytes.bin", "bytes.bin: it is not text; accepted: "),
     ("show latin.txt", "latin.txt: it is not text in UTF-8; accepted: "),
     ("show gpt.txt --format jsn", "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json"),
     ("show gpt.txt --polcy x", "unknown option '--polcy' (did you mean '--policy'?); accepted: --all"),

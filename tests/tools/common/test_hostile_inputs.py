@@ -25,7 +25,6 @@ Main = Callable[[Sequence[str]], int]
 READERS: dict[str, tuple[Main, list[str]]] = {
     "show": (show.main, ["FILE"]),
     "show under a policy": (show.main, ["FILE", "--policy", "cpu-bfloat16"]),
-    "show, trusting": (show.main, ["FILE", "--trust"]),
     "show's policy": (show.main, ["graph.txt", "--policy", "FILE"]),
     "diff's old": (diff.main, ["FILE", "cpu-bfloat16"]),
     "diff's new": (diff.main, ["cpu-bfloat16", "FILE"]),
@@ -61,7 +60,7 @@ CONTENTS: dict[str, bytes] = {
 
 PAIRS = (["FILE", "cpu-bfloat16"], ["cpu-bfloat16", "FILE"])
 
-ENDINGS = (".toml", ".txt", ".py", ".pt2", "")
+ENDINGS = (".toml", ".txt", ".py", "")
 
 
 @pytest.fixture(autouse=True)
