@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.programs.show_samples import FOLLOWS, NORMS, PRODUCTS, cast, input_entry, line, op, tensor
 
 from fxamp.graph_text import Document, Entry, KeptValue, Listing
+from fxamp.graph_text.write import write_listing
 from fxamp.tools.common.numbered_rows import glob
 from fxamp.tools.common.terminal import Look
 from fxamp.tools.show.command import main
@@ -165,7 +166,7 @@ def test_a_block_inside_a_block_is_folded_too() -> None:
 
 @pytest.fixture
 def twelve(tmp_path: Path) -> str:
-    path = tmp_path / "net.json"
+    path = tmp_path / "net.txt"
     values = tuple(
         KeptValue(f"norm_{at}", "aten::layer_norm.default", f"net.h.{at}.ln", "f16", (4, 8), "int8/128", 64, 33)
         for at in range(12)
@@ -173,7 +174,7 @@ def twelve(tmp_path: Path) -> str:
     listing = replace(
         listing_of(network(12, (8,), True), (8,)), kept=(*values, replace(values[0], name="odd", after=64))
     )
-    path.write_text(to_json(Document((listing,))), encoding="utf-8")
+    path.write_text(write_listing(listing), encoding="utf-8")
     return str(path)
 
 
