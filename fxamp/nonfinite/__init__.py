@@ -1,1 +1,1 @@
-"""Say which op made the first value that is not finite: what flows where in a graph, and what its runs measured."""
+"""Find the op that produced the first non-finite value, from a graph's data flow and the magnitudes of its runs."""

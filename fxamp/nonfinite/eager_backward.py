@@ -1,9 +1,9 @@
-"""Watch the backward of a graph that runs eagerly: what each of autograd's nodes returns, by the op that made the node.
+"""Measure the backward of a graph that runs eagerly: the gradients that each autograd node returns.
 
-No graph of such a backward exists. So each op of the forward marks the autograd nodes of its results. After a run the
-nodes between the results of the graph and its inputs are hooked, and a flow is made of them: with one number for each
-node, and for each gradient that enters. The backward of a Function is a graph, which is measured as others are: its
-values stand before its node.
+There is no graph of such a backward. So each op of the forward marks the autograd nodes of its results. After a
+forward, the nodes between the graph's results and its inputs get hooks, and form a flow with one number for each node
+and for each gradient that enters. The backward of a Function is a graph, which is measured like others; its values come
+before its node.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ from fxamp.torch_private import Node, after_backward, gradient_dtypes, inner_nod
 #: Takes the numbers of a backward.
 Take = Callable[[Flow, Tensor], None]
 
-#: Whether a gradient is finite is seen from its largest magnitude alone, in whatever dtype.
+#: The limit of all values: the largest magnitude shows whether a gradient is finite, whatever its dtype.
 _LIMIT = torch.finfo(torch.float64).max
 
 
 @dataclass
 class _Functions:
-    """The backwards of a graph's Functions, by the name of the Function's node: their flows, and what ran last."""
+    """The backwards of a graph's Functions, by the Function's node: their flows, and the last run's numbers."""
 
     flows: Mapping[str, Flow]
     numbers: dict[str, Tensor] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class _Functions:
 
 
 def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow, take: Take) -> Callable[..., Any]:
-    """Return ``run``, which runs ``gm`` eagerly; it watches its backwards, and hands what they measure to ``take``.
+    """Return ``run``, which runs ``gm`` eagerly, but measures its backwards and passes the numbers to ``take``.
 
     ``forward``: the flow of ``gm``, with those of the backwards of its Functions.
     """
@@ -110,7 +110,7 @@ def _watch(
     functions: _Functions,
     take: Take,
 ) -> None:
-    """Hook the autograd nodes that lead from ``roots`` to those that there were ``before``: of which input each is."""
+    """Hook the autograd nodes from ``roots`` up to those that existed ``before``, given with the input of each."""
     nodes = _between([root for root in roots if root not in before], before)
     entering = {root: at for at, root in enumerate(root for root in roots if root in nodes)}
     values, positions = _values(nodes, entering, functions.flows)
@@ -167,7 +167,7 @@ def _own_name(node: Node) -> str:
 
 
 def _inner_values(flow: Flow, entering: tuple[int, ...], start: int) -> list[Value]:
-    """Return the values of a Function's backward from position ``start`` on; ``entering``: what its gradients are."""
+    """Return the values of a Function's backward from position ``start`` on; ``entering``: its gradients' positions."""
     inner = []
     for at, value in enumerate(flow.values, start):
         if value.kind is Kind.GRADIENT:
@@ -192,7 +192,7 @@ def _value(
 
 @dataclass
 class _Backward:
-    """The numbers of the backward that runs, by position."""
+    """The numbers of the running backward, by position."""
 
     flow: Flow
     functions: _Functions
@@ -201,7 +201,7 @@ class _Backward:
 
     @untraced
     def note(self, at: int, entering: int | None, name: str, returned: Sequence[Any], received: Sequence[Any]) -> None:
-        """Note what a node returns, and what entered the graph at it; called as a hook of the node."""
+        """Record the gradients that a node returns, and those that enter the graph at it; a hook of the node."""
         with torch.no_grad():
             if not self.noted:
                 after_backward(self.finish)
@@ -216,7 +216,7 @@ class _Backward:
 
     @untraced
     def finish(self) -> None:
-        """Hand on what was noted; what did not run is as if it were zero."""
+        """Pass on the recorded numbers; nodes that did not run count as zero."""
         zero = torch.zeros((), device=next(iter(self.noted.values())).device)
         numbers = _stacked([self.noted.get(at, zero) for at in range(len(self.flow.values))])
         self.noted.clear()

@@ -1,8 +1,8 @@
-"""What flows where in a graph, as plain data: enough to find the op that made the first value that is not finite.
+"""The data flow of a graph as plain data: enough to find the op that produced the first non-finite value.
 
-A flow is made once, when a graph is compiled, after its values were measured (:mod:`fxamp.passes.shared.magnitudes`).
-The ops inside of checkpoints, conds and the forwards of Functions are among the others. A value that is not measured is
-as finite as what it is made of.
+A flow is built once, when a graph is compiled, after measurements were inserted
+(:mod:`fxamp.passes.shared.magnitudes`). It includes the ops inside checkpoints, conds and the forwards of Functions. An
+unmeasured value counts as finite if its inputs are.
 """
 
 import operator
@@ -49,12 +49,12 @@ class Kind(StrEnum):
 class Value:
     """A value of a graph.
 
-    ``entry`` records its op, or it itself if it is an input. ``inputs``: the positions of the values that it is made
-    of. ``number``: the position of its measurement; None if it has none. ``limit``: the largest number that is finite
-    in its dtype, 0 if it is not floating; a tuple of results is as its first floating one. ``meant``: an infinite
-    number is among the arguments of its op. ``fresh``: it is made of finite numbers alone. ``passes``: it holds what
-    its inputs hold, maybe converted. ``largest``: its largest magnitude as a function of its input's. ``forward``: in a
-    backward, the name of the forward's node that it belongs to.
+    ``entry`` records its op, or the input itself. ``inputs``: the positions of the values that it is computed from.
+    ``number``: the position of its measurement; None if it has none. ``limit``: the largest finite number of its dtype,
+    0 if it is not floating; a tuple of results has the limit of its first floating one. ``meant``: an infinite number
+    is among the arguments of its op, so the program intends it. ``fresh``: it is made of finite numbers alone.
+    ``passes``: it holds the elements of its inputs, possibly converted. ``largest``: its largest magnitude as a
+    function of its input's. ``forward``: in a backward, the name of the forward's node that it belongs to.
     """
 
     entry: Entry
@@ -78,10 +78,10 @@ class Value:
 class Flow:
     """The values of a graph in program order, the positions of its floating results, and the graph's listing.
 
-    ``inputs`` are the names of a forward's inputs, as the model calls its parameters. ``owners``: the positions of
-    results of a backward, each with the number of the input whose gradient it is. ``functions``: by the names of
-    Functions' nodes the flows of their backwards that are measured by themselves. ``returned``: for each result of the
-    graph its position, None if it is not floating.
+    ``inputs`` are the names of a forward's inputs; parameters have their names in the model. ``owners``: the positions
+    of results of a backward, each with the number of the input whose gradient it is. ``functions``: the flows of the
+    backwards of Functions that are measured separately, by the names of the Functions' nodes. ``returned``: the
+    position of each result of the graph, None if it is not floating.
     """
 
     values: tuple[Value, ...]
@@ -94,26 +94,26 @@ class Flow:
 
     @property
     def numbers(self) -> int:
-        """How many values are measured."""
+        """The number of measured values."""
         return sum(value.number is not None for value in self.values)
 
     @cached_property
     def _limits(self) -> tuple[float, Sequence[tuple[int, float]] | None]:
-        """The least limit of a value; the measurement and the limit of each result, None if one is not measured."""
+        """The smallest limit of all values; the measurement and limit of each result, None if one is not measured."""
         results = [self.values[at] for at in self.results]
         known = [(value.number, value.limit) for value in results if value.number is not None]
         least = min((value.limit for value in self.values if value.limit), default=0.0)
         return least, known if len(known) == len(results) else None
 
     def is_finite(self, numbers: Sequence[float]) -> bool:
-        """Whether it is seen at once that all results, or all values, of the run that measured ``numbers`` are."""
+        """Whether a quick look at ``numbers`` shows that all results, or all values, of the run are finite."""
         least, results = self._limits
         if results is not None and all(numbers[number] <= limit for number, limit in results):
             return True
         return all(number <= least for number in numbers)
 
     def of_gradients(self, with_gradient: Sequence[bool]) -> "Flow":
-        """Return the flow in which results without gradient are no results, if others have one, by result."""
+        """Return the flow without the results that have no gradient, unless none of them has one."""
         kept = [at for at, has in zip(self.returned, with_gradient, strict=False) if has and at is not None]
         return replace(self, results=tuple(dict.fromkeys(kept))) if kept else self
 
@@ -131,9 +131,9 @@ class Flow:
 
 
 def flow_of(gm: GraphModule, listing: Listing, kinds: Sequence[Kind] = ()) -> Flow:
-    """Return the flow of ``gm``, whose values are measured; ``listing`` is that of ``gm`` before.
+    """Return the flow of ``gm``, which holds measurements; ``listing`` is that of ``gm`` before they were inserted.
 
-    ``kinds``: of its inputs. Those of AOTAutograd's backward are known by what they are.
+    ``kinds``: the kinds of its inputs; without them, ``gm`` is AOTAutograd's backward, whose inputs show their kinds.
     """
     names = {name: at for at, name in enumerate(graph_output(gm.graph).meta[MEASURED])}
     reader = _Reader(names)
@@ -147,7 +147,7 @@ def flow_of(gm: GraphModule, listing: Listing, kinds: Sequence[Kind] = ()) -> Fl
 
 
 def _input_name(node: Node) -> str:
-    """Return the path of a parameter or buffer in its model; of another input the node's name."""
+    """Return the path of a parameter or buffer in its model; the node's name for another input."""
     path = [next(filter(None, part)) for part in re.findall(r"\['(\w+)'\]|\.(?!_)(\w+)", source_text(node))]
     return ".".join(path[1:] if path[:1] == ["self"] else path) or node.name
 
@@ -172,7 +172,7 @@ def _kinds(gm: GraphModule) -> list[Kind]:
 
 
 def _flow_of_function(function: AutogradFunction, listing: Listing) -> Flow:
-    """Return the flow of a Function's backward, which is measured by itself."""
+    """Return the flow of a Function's backward, which is measured separately."""
     results: Any = graph_output(function.forward.module.graph).args[0]
     kinds = [Kind.GRADIENT] * len(pytree.tree_leaves(results[0])) + [Kind.SAVED] * len(results[1])
     return flow_of(function.backward.module, listing, kinds)

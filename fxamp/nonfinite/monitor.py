@@ -1,4 +1,4 @@
-"""Read what the runs of one graph measured, without waiting for its device, and log, raise or count what was wrong."""
+"""Read the measurements of one graph's runs without waiting for its device, and log, raise or count the findings."""
 
 import logging
 from collections import deque
@@ -19,13 +19,13 @@ from fxamp.reports.nonfinite import NonFinite
 
 log = logging.getLogger(__name__)
 
-#: A run's numbers are waited for if this many later runs have come meanwhile.
+#: The number of later runs after which the host waits for a run's numbers.
 _PATIENCE = 2
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """Numbers on their way to the host: complete when ``event`` has happened; None: already."""
+    """Numbers on their way to the host, complete once ``event`` has occurred; None if they are complete already."""
 
     flow: Flow
     numbers: Tensor
@@ -37,8 +37,8 @@ class _Copy:
 class Monitor:
     """Watches one graph. ``mode``: "log" or "raise"; ``scaled``: its backward multiplies gradients by a loss scale.
 
-    Calls of the graph are numbered from 1. In the steady state nothing waits for a device: numbers on a CPU are read at
-    once, others when their copy is complete, at the latest in the second call after.
+    Calls of the graph are numbered from 1. Normally nothing waits for a device: numbers on a CPU are read at once,
+    others when their copy is complete, at the latest two calls later.
     """
 
     def __init__(self, mode: str, scaled: bool) -> None:
@@ -57,7 +57,7 @@ class Monitor:
         self._read(_PATIENCE)
 
     def take(self, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
-        """Take what a run measured: float32 or float64 ``[flow.numbers]``; read what is complete, as :meth:`begin`."""
+        """Take a run's numbers, float32 or float64 ``[flow.numbers]``; read what is complete, as :meth:`begin` does."""
         event = None
         if numbers.device.type == "cuda":
             host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -67,7 +67,7 @@ class Monitor:
         self._read(_PATIENCE)
 
     def found(self) -> tuple[NonFinite, ...]:
-        """Return what was found so far, in the order in which it was found first; waits for the device."""
+        """Return the findings so far, in the order of their first occurrence; waits for the device."""
         with suppress(NonFiniteError):  # it is among what was found
             self._read(0)
         return tuple(self._found.values())
@@ -100,12 +100,12 @@ class Monitor:
         earlier = self._before.get(copy.flow)
         before = None if earlier is None else Readings.of(copy.flow, earlier)
         forward = None
-        if copy.backward and self.forward is not None:  # it was finite, or nothing would be asked of its backward
+        if copy.backward and self.forward is not None:  # it was finite, or its backward would have been skipped above
             forward = Readings.of(self.forward, self._before.get(self.forward, [0.0] * self.forward.numbers))
         self._note(diagnose(readings, origin, copy.step, before, forward, self.scaled and copy.backward))
 
     def _note(self, found: NonFinite) -> None:
-        """Keep an account; say it, if it is the first of its kind, and in mode "raise" each time."""
+        """Store a finding; log it if it is the first of its kind, or raise it each time in mode "raise"."""
         key = found.region, found.node
         known = self._found.get(key)
         if known is None:

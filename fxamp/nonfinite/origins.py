@@ -1,15 +1,15 @@
-"""Find the ops that made the first values that are not finite, from what one run measured.
+"""Find the ops that produced the first non-finite values, from the measurements of one run.
 
-1. There is an alarm only if a result of the graph is not finite and that is not meant. What a later op makes finite,
-   as the logarithm of zero inside of a ``where``, is none. A gradient is never meant to be
+1. There is an alarm only if a result of the graph is non-finite and the program does not intend that. There is none if
+   a later op makes the value finite, such as a ``where`` around the logarithm of zero. No gradient is meant to be
    infinite.
-2. From such a result the search goes back over values that are not finite either: from a NaN to NaNs, if there are
-   some, else to infinities. A value without such inputs is an origin; the first one in program order is named.
-3. An infinity is meant if an infinite number stands in the program (``masked_fill(..., -inf)``), or comes with an
-   input, and has reached the value only through ops that carry a mask on: sums, selections, views, casts. The search
-   does not go back to what is meant. The lowest number of a dtype, which a narrower one cannot hold, counts as infinite
-   in a mask. So the op that makes a NaN of a mask is named: a softmax over a masked row.
-4. But if the mask comes from outside, and another op than :data:`MASKED` makes a NaN of it, the input is named.
+2. From such a result the search goes back through non-finite inputs: from a NaN to NaNs if there are any, else to
+   infinities. A value without such inputs is an origin; the first one in program order is named.
+3. An infinity is meant if the program writes an infinite number (``masked_fill(..., -inf)``) or an input holds one, and
+   it reaches the value only through ops that pass a mask on: sums, selections, views, casts. The search does not go
+   back to values that are meant. In a mask the lowest number of a dtype, which a narrower dtype cannot hold, counts as
+   infinite. So the op that turns a mask into a NaN is named, such as a softmax over a masked row.
+4. But if the mask comes from an input, and an op not in :data:`MASKED` turns it into a NaN, the input is named.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ MASKED = frozenset(
     }
 )
 
-#: Ops through which an infinity that is meant stays one.
+#: Ops that pass on an infinity that is meant.
 _CARRY = frozenset(
     {
         *("add", "sub", "rsub", "where", "masked_fill", "maximum", "minimum", "max", "min", "clamp"),
@@ -46,16 +46,16 @@ _CARRY = frozenset(
     }
 )
 
-#: The same where the other operand is a number: a gradient times an infinite value is not meant to be infinite.
+#: The same, if the other operand is a number: a gradient times an infinite value is not meant to be infinite.
 _SCALE = frozenset({"mul", "div"})
 
 
 @dataclass(frozen=True)
 class Readings:
-    """What one run of a graph measured, by value: its largest magnitude, its state, and whether an infinity is meant.
+    """The measurements of one run, by value: its largest magnitude, its state, and whether an infinity is meant.
 
-    Of a value that is not measured these are those of what it is made of; a magnitude is None if nothing is known. A
-    conversion, or an op whose magnitude follows from its input's, overflows if that is more than its dtype allows.
+    An unmeasured value takes them from its inputs; an unknown magnitude is None. A conversion, or another op whose
+    magnitude follows from its input's, overflows if that magnitude exceeds the limit of its dtype.
     """
 
     flow: Flow
@@ -125,10 +125,10 @@ class Readings:
             if at in seen:
                 continue
             seen.add(at)
-            guilty = self._guilty(at)
-            left += guilty
-            if not guilty:
-                origins.add(self._named_instead(at))
+            causes = self._causes(at)
+            left += causes
+            if not causes:
+                origins.add(self._named_value(at))
         return min(origins, default=None)
 
     def infected(self, origin: int) -> list[int]:
@@ -142,8 +142,8 @@ class Readings:
     def _wrong(self, at: int) -> bool:
         return bool(self.states[at]) and not self.meant[at]
 
-    def _guilty(self, at: int) -> list[int]:
-        """Return the inputs of a value that is not finite that made it so (2)."""
+    def _causes(self, at: int) -> list[int]:
+        """Return the inputs that made a value non-finite (2)."""
         inputs = self.flow.values[at].inputs
         if self.states[at] is State.NAN:
             broken = [source for source in inputs if self.states[source] is State.NAN]
@@ -151,8 +151,8 @@ class Readings:
                 return broken
         return [source for source in inputs if self._wrong(source)]
 
-    def _named_instead(self, at: int) -> int:
-        """Return the input that is named instead of the op at ``at`` (4), or ``at``."""
+    def _named_value(self, at: int) -> int:
+        """Return the input to name instead of the op at ``at`` (4), or ``at``."""
         value = self.flow.values[at]
         if value.op in MASKED:
             return at
@@ -170,5 +170,5 @@ def _state(number: float, limit: float) -> State:
     return State.NAN if isnan(number) else State.INFINITE if number > limit else State.FINITE
 
 
-#: The share of its dtype's limit from which on a number stands for infinity.
+#: The fraction of its dtype's limit above which a number counts as infinite in a mask.
 _LOWEST = 0.99

@@ -1,4 +1,4 @@
-"""Take part in graphs whose values are measured: take the numbers off their results and hand them to the monitor."""
+"""The participant that measures a graph's values: it takes the numbers off the results for the monitor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +29,8 @@ from fxamp.reports.warnings import Example, warn_once
 class Watching(Participant):
     """Watches one graph for values that are not finite.
 
-    ``ended``: a graph break ends it. What it returns without gradient beside results with one, such as targets, is then
-    only what another graph or the program makes of it; a graph that it spoils names it as an input.
+    ``ended``: a graph break ended it. Then its results without a gradient, such as targets, beside results that have
+    one, are not judged here: a graph that such a value spoils names it as an input.
     """
 
     monitor: Monitor
@@ -81,7 +81,7 @@ class Watching(Participant):
         return call
 
     def _judged(self, results: Sequence[Any]) -> Flow:
-        """Return the flow by which a run is judged, which is known after the first one."""
+        """Return the flow that judges a run; it is known after the first run."""
         flow = self.monitor.forward
         assert flow is not None, "what is measured is known"
         if self.ended and flow.returned:
@@ -103,7 +103,7 @@ class Watching(Participant):
 
 
 def _warn_unmeasured(gm: GraphModule) -> None:
-    """Log which tensors of ``gm`` are made of others, such as DTensors: they are not measured in a forward."""
+    """Log the tensor subclasses of ``gm``, such as DTensors, which are not measured in a forward."""
     wrappers = [type(value) for node in all_nodes(gm) if is_wrapper(value := node.meta.get("val"))]
     if wrappers:
         warn_once(

@@ -101,7 +101,7 @@ class _Rebuilder:
 
     def _shares_memory(self, node: Node) -> bool:
         outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]
-        others = (other for other in outputs if other is not node and not _apart(node, other))
+        others = (other for other in outputs if other is not node and not _have_separate_memory(node, other))
         return any(self._aliases.shared(node, other) for other in others)
 
     def _rebuilt(self, node: Node, dtype: torch.dtype) -> Node:
@@ -134,7 +134,7 @@ class _Rebuilder:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
 
 
-def _apart(one: Node, other: Node) -> bool:
+def _have_separate_memory(one: Node, other: Node) -> bool:
     """Whether two results of one call, such as those of ``meshgrid``, do not share memory."""
     picked = one.target is operator.getitem and other.target is operator.getitem
     return picked and one.args[0] is other.args[0] and _memory(one).isdisjoint(_memory(other))

@@ -106,7 +106,7 @@ def _path(loss: Node, logits: torch.Tensor) -> _Path | str:
     reader, node, row_ops, classes_second = loss, _source(loss), list[Node](), False
     log_sums: list[Node] = []
     while isinstance(node, Node):
-        beside = _beside(node, reader, 1 if logits.dim() == 3 and not classes_second else -1)
+        beside = _other_log_sums(node, reader, 1 if logits.dim() == 3 and not classes_second else -1)
         if isinstance(beside, str):
             return beside
         if beside and any(op.target is aten.slice.Tensor for op in row_ops):
@@ -137,7 +137,7 @@ def _source(node: Node) -> Any:
     return node.args[0] if node.args else None
 
 
-def _beside(node: Node, reader: Node, classes: int) -> list[Node] | str:
+def _other_log_sums(node: Node, reader: Node, classes: int) -> list[Node] | str:
     """Return the log-sums over dimension ``classes`` that read ``node`` besides ``reader``, or why not."""
     value = tensor_value(node)
     others = [user for user in node.users if user is not reader]

@@ -46,7 +46,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
 
     ``first`` is a log-sum before the ``loss``.
     """
-    between = _from(first, loss)
+    between = _nodes_between(first, loss)
     if any(node.target is torch._C._set_grad_enabled for node in between):
         return "gradients are turned on or off between it and the logsumexp of its logits"
     needed, pending = set[Node](), [node for node in operands if node in between]
@@ -61,7 +61,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
     return tuple(node for node in between if node in needed)
 
 
-def _from(first: Node, end: Node) -> dict[Node, None]:
+def _nodes_between(first: Node, end: Node) -> dict[Node, None]:
     """The nodes from ``first`` to before ``end``."""
     nodes, node = dict[Node, None](), first
     while node is not end:

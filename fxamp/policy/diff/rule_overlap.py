@@ -44,10 +44,10 @@ def exclusive(first: Rule, second: Rule) -> bool:
     conditions = [(condition, value, getattr(second, name)) for name, condition, value in first.conditions()]
     if any(other and not _sizes_meeting(one, other) for condition, one, other in conditions if condition.kind is SIZE):
         return True
-    if first.modules and second.modules and all(_apart(*pair) for pair in product(first.modules, second.modules)):
+    if first.modules and second.modules and all(_disjoint(*pair) for pair in product(first.modules, second.modules)):
         return True
     values = dict(first.args)
-    return any(name in values and _values_apart(values[name], other) for name, other in second.args)
+    return any(name in values and _values_differ(values[name], other) for name, other in second.args)
 
 
 def _argument_implied(condition: ArgCondition, premise: ArgCondition) -> bool:
@@ -69,16 +69,16 @@ def _size_implied(condition: str, premise: str) -> bool:
         return True
     if not premise:
         return False
-    telling = _telling(condition, premise)
-    return telling is not None and all(size_meets(condition, n) for n in telling if size_meets(premise, n))
+    numbers = _representatives(condition, premise)
+    return numbers is not None and all(size_meets(condition, n) for n in numbers if size_meets(premise, n))
 
 
 def _sizes_meeting(first: str, second: str) -> bool:
-    telling = _telling(first, second)
-    return telling is None or any(size_meets(first, number) and size_meets(second, number) for number in telling)
+    numbers = _representatives(first, second)
+    return numbers is None or any(size_meets(first, number) and size_meets(second, number) for number in numbers)
 
 
-def _telling(*conditions: str) -> list[int] | None:
+def _representatives(*conditions: str) -> list[int] | None:
     """Return numbers that stand for all numbers, None if they are too many.
 
     Between two neighbouring bounds the conditions repeat with the common multiple of those that ask for a multiple.
@@ -95,7 +95,7 @@ def _telling(*conditions: str) -> list[int] | None:
 _LONGEST_PERIOD = 4096
 
 
-def _values_apart(first: ArgCondition, second: ArgCondition) -> bool:
+def _values_differ(first: ArgCondition, second: ArgCondition) -> bool:
     """Return whether two plain values differ; a value equals a list that holds only it."""
     if first.value is None or second.value is None:
         return False
@@ -108,7 +108,7 @@ def _spelled(value: Plain | tuple[Plain, ...]) -> tuple[tuple[bool, Plain], ...]
     return tuple((isinstance(item, bool), item) for item in items)
 
 
-def _apart(first: str, second: str) -> bool:
+def _disjoint(first: str, second: str) -> bool:
     """Return whether no module matches both globs: both start at the root and differ in a part that both have."""
     if not (first.startswith(".") and second.startswith(".")):
         return False
