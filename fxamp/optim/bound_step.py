@@ -1,4 +1,4 @@
-"""A compiled step with all that one call of it takes: tensors, settings, factors and the flag."""
+"""A compiled step, bound to the tensors, settings, factors and flag of one call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,16 +48,15 @@ class BoundStep:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, run: CompiledParts, layout: Layout) -> "BoundStep":
-        """Return the step of a layout that ``run`` was compiled for."""
+        """Return the step of a layout for which ``run`` was compiled."""
         owners = layout.owners, layout.gradients, layout.active()
         return cls(optimizer, run, owners, layout.tensors(), layout.floats())
 
     @torch.no_grad()
     def clipping(self, max_norm: float | None, inv_scale: Tensor | None) -> Factors:
-        """Return the factors that clip the gradients, times ``inv_scale``, to ``max_norm``; waits for no device.
+        """Return the factors that unscale gradients by ``inv_scale`` and clip them to ``max_norm``; no host sync.
 
-        ``max_norm`` None: the gradients are not clipped. ``inv_scale`` is 0-dim float32, or None if they are not
-        scaled.
+        ``max_norm`` is None for no clipping. ``inv_scale`` is 0-dim float32, or None if the gradients are not scaled.
         """
         if max_norm is None:
             return Factors(inv_scale)
@@ -77,7 +76,7 @@ class BoundStep:
         """
         optimizer = self._optimizer
         for hook in step_pre_hooks(optimizer):
-            self._addresses = None  # a hook may give a tensor other memory
+            self._addresses = None  # a hook may have moved a tensor to other memory
             result: Any = hook(optimizer, (), {})
             if result is not None and result != ((), {}):
                 raise RuntimeError(
@@ -85,7 +84,8 @@ class BoundStep:
                 )
         extras = [*factors.present(), *([] if found_inf is None else [found_inf])]
         self._run(self._tensors, self._floats, extras, self._read_addresses())
-        # Generated code writes through addresses. Tell autograd, which refuses a backward through changed weights.
+        # Generated code writes through addresses, so tell autograd, which must refuse a backward through changed
+        # weights.
         torch.autograd.graph.increment_version(self._written)
         for post in step_post_hooks(optimizer):
             post(optimizer, (), {})

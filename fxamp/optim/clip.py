@@ -31,15 +31,15 @@ def coefficient(norm: Tensor, max_norm: float) -> Tensor:
 def norm_of(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], tables: Tables, addresses: list[int] | None = None
 ) -> Tensor:
-    """Return the norm of the gradients of a step's parameters, 0-dim float32 on their one device; waits for no device.
+    """Return the norm of the gradients of a step's parameters, 0-dim float32 on their one device, without a host sync.
 
-    Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+    For DTensors it is the norm of the whole gradients: a collective call, which all ranks must make.
 
     Args:
         parameters: all that a step updates.
-        gradients: theirs, of DTensors this rank's part, laid out as the parameter.
-        tables: kept by the caller for gradients that look alike in every call.
-        addresses: where the gradients start, if the caller has read that already.
+        gradients: their gradients, for DTensors this rank's part, laid out as the parameter.
+        tables: the caller's cache, for gradients with the same layout in every call.
+        addresses: the gradients' data pointers, if the caller has read them already.
     """
     device = parameters[0].device
     if not all_plain(parameters):
@@ -65,7 +65,7 @@ def squares_of(parameters: Sequence[Tensor]) -> Squares:
 def total_norm(squares: Squares, device: torch.device) -> Tensor:
     """Return the norm of all gradients, 0-dim float32 on ``device``.
 
-    Of DTensors it is that of the whole gradients: a collective call, which all ranks must make.
+    For DTensors it is the norm of the whole gradients: a collective call, which all ranks must make.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
     for square, spread in squares:

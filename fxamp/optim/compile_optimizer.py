@@ -37,23 +37,23 @@ def compile_optimizer(
     The optimizer's own step is traced once for each kind of parameter. It then runs as one program: a generated Triton
     kernel on a GPU, launched once for all parameters, or Inductor's code on a CPU. Settings, state, ``state_dict``,
     hooks and schedulers work as before. The first step, which creates the state, and steps that cannot be traced run
-    uncompiled; the log says why. Another call changes the settings.
+    uncompiled; the log says why. Calling this function again changes the arguments.
 
     Args:
         optimizer: any optimizer, including user-defined ones.
-        policy: a Policy, a built-in name or a path; its ``[optimizer]`` table says in which precision the state is
-            kept. None: as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way. With
-            ``in_backward = true`` backwards that are compiled with this policy step the parameters, ``.grad`` stays
-            None, and ``step()``, once after each backward, steps what is left.
+        policy: a Policy, a built-in name or a path, whose ``[optimizer]`` table sets the precision of the state. None
+            keeps the state as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way. With
+            ``in_backward = true``, backwards compiled with this policy step their parameters, whose ``.grad`` stays
+            None. Call ``step()`` once after each backward: it steps the other parameters.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
             step runs compiled, the gradients in memory do not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
-        seed: of stochastic rounding; the same on every rank, unless ranks are to round differently.
+        seed: the seed of stochastic rounding; the same on every rank, unless ranks are to round differently.
 
     Raises:
         PolicyError: the policy does not exist, or has a mistake.
-        OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted; or the policy
-            has ``in_backward`` and that does not go with the optimizer or the other arguments.
+        OptionError: ``optimizer`` is not an optimizer, or an argument has a value that is not accepted, or the policy's
+            ``in_backward`` does not support the optimizer or the other arguments.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(f"compile_optimizer: expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -110,13 +110,13 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step calls its closure once, before anything else: true for all of torch's that do not need one."""
+    """Whether the step calls its closure once, before anything else, as all of torch's do for which it is optional."""
     return type(optimizer).__module__.startswith("torch.optim.") and not needs_arguments(optimizer)
 
 
 @torch.no_grad()
 def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: Tensor | None) -> None:
-    """Clip in memory before the optimizer steps by itself; gradients may still be multiplied by ``scale``."""
+    """Clip the gradients in memory before an uncompiled step; they may still be multiplied by ``scale``."""
     if clip_norm is None:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,4 +1,4 @@
-"""What fxamp keeps of one optimizer: its settings, and its step, compiled once, which a flag on the device can skip."""
+"""All state that fxamp holds for one optimizer: its settings, and its compiled step, which a device flag can skip."""
 
 import logging
 import weakref
@@ -29,16 +29,16 @@ from fxamp.torch_private import compile_lock
 log = logging.getLogger(__name__)
 
 MANY_COMPILATIONS = 9
-"""The number of compilations at which to warn: one more than torch.compile's recompile_limit."""
+"""The number of compilations that logs a warning: one more than torch.compile's recompile_limit."""
 HOST_DECIDES = "the host decides whether to skip, and waits for the device"
 UNCOMPILED = "its step runs uncompiled"
 MOST_STATE_CREATIONS = 16
-"""Kinds of steps that create state before the user is told: experts that get their first gradient late are normal."""
+"""The kinds of state-creating steps without a warning, because an expert may get its first gradient late."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LastStep:
-    """The last step with the same options; the next one reuses its layout if it is like its snapshot."""
+    """The last step with the same options; the next one reuses its layout if its own snapshot is alike."""
 
     likeness: Callable[[Snapshot], Likeness]
     layout: Layout
@@ -52,15 +52,15 @@ class CompiledOptimizer:
 
     The step is compiled again when a property that it was compiled for changes: another parameter has a gradient, a
     group was added, ``weight_decay`` became nonzero. The optimizer still owns its settings, state and ``state_dict``,
-    and is not kept alive. A step that creates state, as an optimizer's first step does, is left to the host: either the
-    optimizer runs it, or nothing is created.
+    and this object does not keep it alive. The host decides on a step that creates state, such as the first one: either
+    the optimizer runs it, or nothing is created.
 
     Attributes:
-        own: how ``optimizer.step()`` runs, by :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None: as the
-            optimizer wrote it.
+        own: the options of ``optimizer.step()`` after :func:`~fxamp.optim.compile_optimizer.compile_optimizer`; None:
+            the step is the optimizer's own.
         clip_norm: the norm that it clips gradients to, or None.
-        precision: of the state; None: as the optimizer makes it.
-        backward_step: steps the parameters while backwards run; None if nothing does.
+        precision: the precision of the state; None: as the optimizer creates it.
+        backward_step: steps the parameters while backwards run; None if backwards step nothing.
         reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
         compilations: how often a step was compiled.
     """
@@ -94,7 +94,7 @@ class CompiledOptimizer:
         return _compiled.get(optimizer)
 
     def keep_state(self, table: OptimizerPrecision | None, seed: int) -> None:
-        """Keep the state in the precision of ``table`` from the next compiled step on; None: as the optimizer does."""
+        """From the next compiled step on, store state in the precision of ``table``; None: as the optimizer does."""
         asked = None if table is None or table == OptimizerPrecision() else Precision(table, seed)
         optimizer = self._optimizer()
         if optimizer is not None and self.precision and (asked is None or asked.table != self.precision.table):
@@ -133,7 +133,7 @@ class CompiledOptimizer:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
-            with torch.no_grad():  # tensors look different in the other mode
+            with torch.no_grad():  # tensors have other properties in inference mode
                 return self._prepare(optimizer, self._in_precision(options))
         except MakesStateError as error:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
@@ -182,7 +182,7 @@ class CompiledOptimizer:
     def _compile_once(
         self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions, key: Hashable
     ) -> tuple[Layout, CompiledParts]:
-        """Complete the state and compile; a step that failed to compile is not tried again."""
+        """Complete the state and compile. A step that failed to compile is not compiled again."""
         if key in self._uncompilable:
             raise NotCompilableError(self._uncompilable[key])
         if key in self._creating:
@@ -244,13 +244,13 @@ _creating = RLock()
 
 
 def backward_steps(parameters: Iterable[Tensor]) -> list[BackwardStep | None]:
-    """Return what steps each of ``parameters`` in backwards; None where nothing does."""
+    """Return the BackwardStep of each of ``parameters``; None for one that no backward steps."""
     steps = [step for compiled in list(_compiled.values()) if (step := compiled.backward_step) is not None]
     return [next((step for step in steps if parameter in step), None) for parameter in parameters]
 
 
 def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Raise OptionError if backwards step the optimizer's parameters: a scaler would unscale and check too late."""
+    """Raise OptionError if backwards step the optimizer's parameters, as a scaler would unscale and check too late."""
     compiled = CompiledOptimizer.known(optimizer)
     if compiled is not None and compiled.backward_step is not None:
         raise OptionError(f"{subject(optimizer)}, and a scaler decides after the backward; accepted: one of them")

@@ -1,4 +1,4 @@
-"""Why a step does not run compiled. The log tells the user; nothing here is raised to them."""
+"""Exceptions that say why a step does not run compiled. The user reads them in the log, and never has to catch them."""
 
 import traceback
 from pathlib import Path
@@ -19,7 +19,7 @@ class MakesStateError(Exception):
 
 
 class explaining_failures:
-    """Turn any exception of a trace into a NotCompilableError that names the line of the step's code that raised it."""
+    """Turn any exception of a trace into a NotCompilableError that names the line of the step's own code."""
 
     def __enter__(self) -> None:
         return None

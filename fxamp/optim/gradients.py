@@ -1,6 +1,6 @@
-"""Find an optimizer's gradients, including DTensors and sparse ones, and group them: a kernel is called once per group.
+"""Find an optimizer's gradients, including DTensors and sparse ones, and group them for one kernel call per group.
 
-The kernels sort the gradients by dtype.
+The kernels group the gradients by dtype themselves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class Gradients:
 
     Attributes:
         parameters: those that have a gradient.
-        gradients: theirs, in the same order.
+        gradients: their gradients, in the same order.
     """
 
     parameters: list[Tensor]
@@ -42,7 +42,7 @@ class Gradients:
 
     @cached_property
     def plain(self) -> bool:
-        """Whether all are plain dense tensors, and the parameters plain tensors: the usual case."""
+        """Whether all gradients are plain dense tensors, and all parameters plain tensors: the usual case."""
         strided = {torch.strided}.issuperset(map(_layout, self.gradients))
         return strided and all_plain(self.parameters) and all_plain(self.gradients)
 

@@ -1,4 +1,4 @@
-"""Recognise gradients that backwards returned: backwards note them, and clipping, checks and steps ask."""
+"""Recognize gradients that are as a backward returned them, so that clipping and checks need not read them."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -12,16 +12,16 @@ from fxamp.torch_private import set_version
 
 _version = attrgetter("_version")
 
-#: The first version number that identities give to gradients. No tensor is written to in place so often.
+#: The first version number that fxamp gives to gradients. No tensor reaches it by writes in place.
 _FIRST = 2**20
 _versions = count(_FIRST)
 
 
 class Identities:
-    """The gradients that backwards returned: the address of each, and a version number that belongs to its backward.
+    """The gradients that backwards returned: the address of each, and the version number of its backward.
 
-    The version is autograd's count of writes. No other tensors have this one, not even in memory that is freed and used
-    again. This keeps no gradient alive, and autograd can still use each as ``.grad``, which shares its version.
+    The version is autograd's count of writes, set to a number that no other tensor has, not even one that reuses freed
+    memory. This object keeps no gradient alive, and autograd can still use each as ``.grad``, which shares its version.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Identities:
     def note(
         self, gradients: Sequence[Tensor], owners: Sequence[Tensor | None] | None = None, dense: bool = False
     ) -> int:
-        """Note the gradients that a backward returns, if they have an identity; return the version that they get.
+        """Note the gradients that a backward returns, if :func:`has_identity` holds; return their version.
 
         ``owners``: each gradient is noted for this parameter alone; None: for any parameter. ``dense``: whether the
         caller knows that :func:`has_identity` holds for all of them.
@@ -48,7 +48,7 @@ class Identities:
 
     def changed(self, gradients: Sequence[Tensor | None], owners: Sequence[Tensor]) -> list[int]:
         """Return the positions of the ``gradients`` of ``owners`` that are not exactly as a backward returned them."""
-        if self._are_noted(gradients, owners):  # many times as fast
+        if self._are_noted(gradients, owners):  # many times as fast as one by one
             return []
         return [
             at
@@ -75,6 +75,6 @@ class Identities:
 def has_identity(gradient: Tensor) -> bool:
     """Whether ``gradient``, which a backward returned, can be noted: it is dense, and the backward made it.
 
-    A float16 gradient may be a tensor of the program; the others result from unscaling.
+    A float16 gradient may be a tensor of the program; all others are results of unscaling.
     """
     return gradient.layout is torch.strided and gradient.dtype not in HALVES

@@ -1,8 +1,8 @@
-"""Step parameters while the backward runs, as a policy's ``[optimizer] in_backward`` asks: gradients do not pile up.
+"""Step parameters while the backward runs (``[optimizer] in_backward``), so that gradients do not pile up.
 
-A compiled backward hands gradients over as soon as they are made, and the optimizer's own step runs for their
-parameters. ``optimizer.step()`` then closes the backward: it steps what is left, and a second backward before it is an
-error. Nothing is ever stepped twice, or with a part of its gradient, without an error.
+A compiled backward hands over gradients as soon as it has computed them, and the optimizer's own step runs for their
+parameters. ``optimizer.step()`` then ends the iteration: it steps the other parameters. A second backward before it is
+an error, as is stepping a parameter twice or with a part of its gradient.
 """
 
 import weakref
@@ -22,7 +22,7 @@ from fxamp.torch_private import step_pre_hooks
 _KINDS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 )  # fmt: skip
-"""Optimizers of torch.optim that step each parameter by itself, and keep no reference to its gradient."""
+"""Optimizers of torch.optim that step each parameter independently, and keep no reference to its gradient."""
 
 _IDLE = (
     "%s: its policy has in_backward = true, but no backward stepped anything: step() steps all gradients. Compile the "
@@ -31,7 +31,7 @@ _IDLE = (
 
 
 class BackwardStep:
-    """Steps one optimizer's parameters while backwards run; ``step()`` of the optimizer closes each backward."""
+    """Steps one optimizer's parameters while backwards run; the optimizer's ``step()`` must follow each backward."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -48,7 +48,7 @@ class BackwardStep:
         return reference is not None and reference() is parameter
 
     def require(self, parameters: Sequence[Tensor]) -> None:
-        """Raise RuntimeError if ``parameters`` cannot be stepped in the backward that begins."""
+        """Raise RuntimeError if the backward that begins cannot step ``parameters``."""
         optimizer = self._optimizer()
         assert optimizer is not None
         if step_pre_hooks(optimizer):
@@ -92,7 +92,7 @@ class BackwardStep:
                     parameter.grad = None
 
     def close(self) -> None:
-        """Begin the optimizer's ``step()``, which steps what no backward has stepped.
+        """Begin the optimizer's ``step()``, which steps the parameters that no backward has stepped.
 
         Raises RuntimeError if a parameter was stepped with a part of its gradient, or with settings that changed since.
         """
@@ -175,7 +175,7 @@ def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def subject(optimizer: torch.optim.Optimizer) -> str:
-    """Return how messages about the optimizer begin."""
+    """Return the beginning of messages about the optimizer."""
     return f"{type(optimizer).__name__}: its policy has in_backward = true"
 
 

@@ -1,9 +1,10 @@
 """DTensors in compiled steps: each rank steps its own part, and no rank waits for another.
 
-1. An elementwise step of a part is that part of the whole's step, if gradient and state are laid out as the parameter.
-2. A gradient that is laid out otherwise, as a partial sum is, is first laid out as its parameter.
-3. A sum over gradients is completed over the dimensions of the mesh that split them: one collective call for each
-   dimension, for all gradients that are split alike.
+1. If gradient and state are laid out as the parameter, an elementwise step of a part equals that part of the whole
+   tensor's step.
+2. A gradient with another layout, such as a partial sum, is first redistributed to the layout of its parameter.
+3. A sum over gradients is summed over the mesh dimensions that split them, with one collective call for each dimension
+   for all gradients that are split alike.
 """
 
 from collections.abc import Iterable
@@ -17,12 +18,12 @@ _PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer))
 
 
 def all_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether no tensor is of a subclass of torch's or the user's: faster than :func:`is_dtensor` of each."""
+    """Whether no tensor is of a subclass, torch's or the user's; faster than calling :func:`is_dtensor` for each."""
     return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_dtensor(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; by its attributes, because a torch built without distributed has no such class."""
+    """Whether it is a DTensor; tests attributes, because a torch built without distributed has no such class."""
     return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")
 
 
@@ -38,7 +39,7 @@ def local(value: Any) -> Any:
 def joined(part: Tensor, whole: Tensor) -> Tensor:
     """Return a DTensor with the layout of ``whole`` whose part on this rank is ``part``, a tensor of any class.
 
-    Not by ``from_local``, which takes a view.
+    ``from_local`` would not do, because it takes a view.
     """
     dtensor: Any = whole
     joint: Tensor = type(dtensor)(part, dtensor._spec, requires_grad=False)
@@ -54,9 +55,9 @@ def laid_out_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def settle_gradient(parameter: Tensor) -> Tensor | None:
-    """Return the parameter's gradient; if it is laid out otherwise, first lay it out like the parameter.
+    """Return the parameter's gradient, redistributed to the parameter's layout if it has another one.
 
-    That is a collective call: all ranks of the mesh must make it.
+    Redistribution is a collective call, which all ranks of the mesh must make.
     """
     gradient = parameter.grad
     if gradient is None or not (is_dtensor(gradient) and is_dtensor(parameter)) or laid_out_alike(gradient, parameter):
@@ -69,7 +70,7 @@ def settle_gradient(parameter: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a tensor is split: over which dimensions of which mesh; over none if every rank has all of it."""
+    """How a tensor is split: its mesh, and the mesh dimensions that split it; none if every rank has all of it."""
 
     mesh: Any = None
     dimensions: tuple[int, ...] = ()
@@ -88,7 +89,7 @@ def spread_of(tensor: Tensor) -> Spread:
 
 
 def sum_over_ranks_(total: Tensor, spread: Spread) -> Tensor:
-    """Sum ``total`` over the ranks between which the tensors are split, in place; waits for no device."""
+    """Sum ``total`` in place over the ranks that hold the parts, without a host sync."""
     for dimension in spread.dimensions:
         torch.distributed.all_reduce(total, group=spread.mesh.get_group(dimension))
     return total

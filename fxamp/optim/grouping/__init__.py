@@ -1,1 +1,1 @@
-"""Which parameters one program can step."""
+"""Group the parameters that one program can step."""

@@ -1,8 +1,8 @@
 """The ops that a step performs on each parameter, recorded in one run over all parameters on fake tensors.
 
-One program steps all parameters with equal ops. A value computed from two parameters' tensors couples the two: neither
-has ops of its own. Sizes equal to the parameter's shape are replaced by a marker, so that the ops on different shapes
-are equal unless they depend on the shape.
+One program steps all parameters with equal ops. A value that is computed from the tensors of two parameters couples
+them, and neither has ops of its own. A marker replaces sizes that equal the parameter's shape, so that the ops on
+different shapes are equal unless they depend on the shape.
 """
 
 from collections.abc import Hashable, Sequence
@@ -25,7 +25,7 @@ def ops_by_parameter(
 ) -> list[Hashable | None]:
     """Return the ops on each parameter; None without a gradient, or if the step couples it to another parameter.
 
-    ``stand_ins``: tensors with the shapes to run with, instead of the layout's own, which are those of whole DTensors.
+    ``stand_ins``: tensors with the shapes to run with; by default the layout's, for DTensors those of the whole.
 
     Raises:
         NotCompilableError: the step cannot be run on fake tensors.
@@ -47,7 +47,7 @@ def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Te
 
 
 def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, int | None, Hashable]]:
-    """Return, by id, each input, the parameter that it belongs to (None: to all), and its name."""
+    """Return, by id, each input, the parameter that it belongs to (None for an input of all), and its name."""
     remaining = iter(fakes)
     owned: dict[int, tuple[Tensor, int | None, Hashable]] = {}
 
@@ -77,7 +77,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: dict[int, list[Hashable]] = {}
         self.coupled: set[int] = set()
-        # Keeps the tensors alive: otherwise a new tensor could reuse an id.
+        # Keeps the tensors alive, so that no new tensor reuses an id.
         self._known = owned
         # Numbers that the step reads from tensors, in order: symbol -> owner and name.
         self._read: dict[Any, tuple[int | None, Hashable]] = {}
@@ -100,7 +100,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif isinstance(item, (SymFloat, SymInt)):
                 self._read[item.node.expr] = (owner, name)
         if owner is None and func._schema.is_mutable:
-            # A value that belongs to no single parameter changes: later reads of it depend on the order of ops.
+            # A value that belongs to no single parameter changes, so later reads of it depend on the order of ops.
             self.coupled.add(COUPLED)
         return result
 

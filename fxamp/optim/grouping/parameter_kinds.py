@@ -4,9 +4,9 @@ A parameter belongs to a kind if
 
 1. it has a gradient, and its state consists of dense tensors of its shape and strides, and of 0-dim tensors;
 2. its step consists of the same ops as those of the others of its group, and reads no other parameter's tensors;
-3. the step performs the same ops on it alone, and on it as a one-dimensional tensor.
+3. the step performs the same ops on this parameter alone, and on the parameter as a one-dimensional tensor.
 
-So one trace of a flat parameter serves the whole kind. The other parameters' step is compiled as one program.
+So one trace of a flat parameter serves the whole kind. One more program steps all other parameters.
 """
 
 from collections.abc import Hashable, Iterable
@@ -27,7 +27,7 @@ from fxamp.optim.reading.layout import Layout
 class ParameterKind:
     """``members``: positions of the kind's parameters in the layout, all of one group. The first one is traced.
 
-    It has elements if any of them has: the shard of a small parameter may be empty.
+    If any has elements, the first one does: the shard of a small parameter may be empty.
     """
 
     members: tuple[int, ...]
@@ -41,7 +41,7 @@ class SortedParameters:
     others: dict[str, list[int]] = field(default_factory=dict)
 
     def exclude(self, positions: Iterable[int], why: str) -> None:
-        """Record why parameters belong to no kind."""
+        """Record ``why`` these parameters belong to no kind."""
         self.others.setdefault(why, []).extend(positions)
 
 
@@ -99,7 +99,7 @@ def same_order(one: Tensor, other: Tensor) -> bool:
 
 
 def _dtypes(layout: Layout, at: int) -> Hashable:
-    """Return the dtypes of a parameter, its gradient and its state, which a flat tensor still shows."""
+    """Return the dtypes of a parameter, its gradient and its state, which flattening does not change."""
     parameter, gradient = layout.parameters[at], layout.gradients[at]
     assert gradient is not None
     entry = layout.state.get(parameter, {})

@@ -1,9 +1,9 @@
-"""Groups whose steps are the same program with different numbers share it.
+"""Let groups whose steps differ only in numbers share one program.
 
-1. Two programs are the same if each writes the same values to the same inputs, with the number of one group in the
-   place of the other's.
-2. A program with a weight decay also serves a group without: 1 - lr * 0 is 1, and a product with 1 is the other factor,
-   bit for bit. The zeros of that group must then stay zeros.
+1. Two programs are the same if each writes the same values to the same inputs once the numbers of one group replace
+   those of the other.
+2. A program with weight decay also serves a group without it: 1 - lr * 0 is 1, and multiplying by 1 changes no bit. The
+   zeros of that group must then stay zeros.
 
 So AdamW with decayed weights and biases without decay is one kernel, launched once.
 """
@@ -31,9 +31,9 @@ class ProgramUse:
     """How one kind uses a program, its own or that of another kind.
 
     Attributes:
-        kind, traced, packed: as it would be compiled alone.
+        kind, traced, packed: the kind, its trace, and its packed state, as for a program of its own.
         sources: for floats of the settings that the program reads, the index of the kind's own, or its value.
-        zeros: the kind's floats that must be zero for the program to be its own.
+        zeros: the kind's floats that must be zero for it to use this program.
     """
 
     kind: ParameterKind
@@ -123,7 +123,8 @@ def _joined(
         return None
     places = {at: other[path] for path, at in floats.items()}
     fixed = _fixed(kind.traced)
-    # Rule 2: where the kind's number is zero for good, the base's symbol is zero too. 1 - lr * 0 is then the literal 1.
+    # Rule 2: if a guard fixes the kind's number to zero, the base's symbol is zero too, and 1 - lr * 0 is the literal
+    # 1.
     zeros = {at: n for at, n in places.items() if n.value == 0 and (n.index is None or n.index in fixed)}
     values: dict[Hashable, int] = {}
     names = {number.index: at for at, number in places.items() if number.index is not None}
@@ -145,7 +146,7 @@ def _fixed(traced: Traced) -> set[int]:
 class _Values:
     """Numbers the values of a graph: equal numbers mean equal values. ``values`` may be shared with another graph.
 
-    ``names``: by index of a float of the kind's own group, the name that it goes by; ``zeros``: floats that are zero.
+    ``names``: a name for each float of the kind's own group, by its index; ``zeros``: floats that are zero.
     """
 
     def __init__(

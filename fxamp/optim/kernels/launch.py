@@ -1,4 +1,4 @@
-"""Launch a generated step for all parameters whose steps have the same source: one launch, or two with 0-dim values."""
+"""Launch a generated step for all parameters whose steps share a source: one launch, or two with 0-dim values."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class _Tables:
         launches: for each launch, which addresses of its parameters are aligned, and three int64 tensors on the device:
             the table of addresses, the table of blocks, and the cells for 0-dim values. These tensors are always
             aligned, because Triton would compile the kernel again for unaligned ones.
-        origin: by which the caller recognises the columns; None if it cannot.
+        origin: the caller's identification of the columns; None if it has none.
     """
 
     columns: list[list[int]]
@@ -53,12 +53,12 @@ class _Tables:
 class StepKernel:
     """The kernel of one graph; see :func:`~fxamp.optim.kernels.source.step_text`.
 
-    While no tensor moves, a step reads addresses, compares them and launches. A gradient that moves changes one column
-    of the table; the blocks depend on sizes alone.
+    While no tensor moves, a step only reads addresses, compares them and launches. A gradient that moves changes one
+    column of the table; the blocks depend on sizes alone.
 
     Args:
-        gm, inputs: as there.
-        target: what it steps.
+        gm, inputs: as for ``step_text``.
+        target: the parameters that it steps.
 
     Raises:
         NotGeneratedError: the graph contains something that no kernel can be generated for.
@@ -89,7 +89,7 @@ class StepKernel:
             columns: for each cell, the address of its tensor of every parameter; tensors with dimensions are dense, in
                 the parameter's memory order. The tensors must live until the step has been launched.
             shared: 0-dim float32 tensors, in the order of the inputs.
-            origin: what tells these columns from others, for :meth:`again`; None if nothing does.
+            origin: identifies these columns for :meth:`again`; None if nothing does.
         """
         with on_device(self._target.device):
             tables = self._prepared(columns)
@@ -121,7 +121,7 @@ class StepKernel:
             function[(len(blocks) // 2,)](table, blocks, *prepared, *shared, **STEP_OPTIONS)
 
     def _stream(self) -> tuple[int, bool]:
-        """Return the current stream, and whether it is capturing: a capture has its own memory pool."""
+        """Return the current stream, and whether it is capturing, because a capture has its own memory pool."""
         if self._target.device.type != "cuda":
             return 0, False
         return torch.cuda.current_stream().cuda_stream, torch.cuda.is_current_stream_capturing()
@@ -145,7 +145,7 @@ class StepKernel:
         return tables
 
     def _by_alignment(self, addresses: "np.ndarray[Any, Any]") -> Iterator[tuple[Aligned, "np.ndarray[Any, Any]"]]:
-        """Yield which parameters are aligned how; ``addresses``: a row for each, a column for each cell."""
+        """Yield the parameters by alignment; ``addresses``: a row for each parameter, a column for each cell."""
         fits = (addresses % ALIGNMENT == 0) | ~self._flat
         every, others = fits.all(axis=1), (fits | self._gradient).all(axis=1)
         yield Aligned.ALL, every
@@ -171,5 +171,5 @@ class StepKernel:
 
 
 def _uploaded(host: Tensor, device: torch.device) -> Tensor:
-    """Copy to the device without waiting, from pinned memory of its own, which torch holds until the copy has run."""
+    """Copy to the device without waiting, from new pinned memory, which torch holds until the copy has run."""
     return moved(host.pin_memory(), device) if device.type == "cuda" else host

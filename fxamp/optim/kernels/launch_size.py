@@ -1,9 +1,9 @@
 """How many warps run a generated step, and how many elements each lane handles at a time.
 
-Chosen by counting machine code (``fxamp-bench kernels``). Programs of four warps fill a multiprocessor better
-than those of eight. Eight elements of a lane are two accesses of 16 bytes to a float32 tensor and one to a 16-bit
-tensor, share the instructions of the loop, and the 256 elements that share one scale of 8-bit state are one warp's. No
-step that is counted needs so many registers that some are spilled.
+The sizes were chosen by counting machine code (``fxamp-bench kernels``). Programs of four warps fill a multiprocessor
+better than those of eight. Eight elements per lane take two 16-byte accesses to a float32 tensor and one to a 16-bit
+tensor, and share the loop's instructions; and one warp then handles the 256 elements that share a scale of 8-bit state.
+No counted step spills registers.
 """
 
 import torch

@@ -13,20 +13,20 @@ def is_flat(node: Node) -> bool:
 
 
 def is_numbers(node: Node) -> bool:
-    """Whether it is the vector of settings, whose items are read one by one."""
+    """Whether the input is the vector of settings, whose items are read one by one."""
     return bool(node.users) and all(user.target is aten.select.int for user in node.users)
 
 
 def counters(gm: GraphModule) -> list[Node]:
-    """Return the writes of 0-dim inputs."""
+    """Return the final writes to 0-dim inputs, which are counters."""
     copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
     return [node for node in copies if not is_flat(node)]
 
 
 def prepared_nodes(gm: GraphModule) -> list[Node]:
-    """Return the 0-dim values that elements read and a kernel computes before; none if that needs no such kernel.
+    """Return the 0-dim values that elements read and that a kernel of their own computes first; none if none is needed.
 
-    It is needed for counters, which change only once, and for arithmetic in float64, for which GPUs have few units.
+    It is needed for counters, which must change only once, and for float64 arithmetic, for which GPUs have few units.
     """
     scalars = [node for node in gm.graph.nodes if node.op == "call_function" and not is_flat(node)]
     wide = [node for node in scalars if _is_wide(node) and node.target is not aten.select.int]
@@ -43,7 +43,7 @@ def _is_wide(node: Node) -> bool:
 
 
 def skipping(gm: GraphModule) -> Node | None:
-    """Return the 0-dim condition under which the step writes all elements back as they are; None if there is none."""
+    """Return the 0-dim condition under which the step changes no element; None if there is none."""
     copies = [node for node in gm.graph.find_nodes(op="call_function", target=aten.copy_.default) if is_flat(node)]
     conditions = set()
     for copy in copies:

@@ -1,8 +1,8 @@
 """Generate, from the graph of one parameter's step, a Triton kernel that steps all parameters of its kind.
 
-The elements are computed one by one, each read once and written once. 0-dim values (counters, powers of beta, settings)
-that the graph computes in float64 are left to the kernel of :mod:`fxamp.optim.kernels.scalars`, which runs before and
-writes the counters; every program computes the others. A step that is skipped handles no elements.
+Each element is read once, computed on its own, and written once. 0-dim values (counters, powers of beta, settings) that
+the graph computes in float64 come from the kernel of :mod:`fxamp.optim.kernels.scalars`, which runs first and writes
+the counters; every program computes the other ones. A skipped step handles no elements.
 """
 
 import enum
@@ -35,7 +35,7 @@ KERNEL_NAMES = frozenset(
     {"table", "blocks", "scalars", "program", "which", "row", "first", "numel", "left", "start", "offsets", "inside"}
     | {"own", "tl", "triton", "inv_scale", "clip_coefficient", "found_inf", NAME, "step_scalars"}
 )
-"""Names that the kernel uses itself."""
+"""Names that the kernel uses for other things."""
 
 HEAD = '''\
 """An optimizer's step, for all parameters of one kind.
@@ -65,8 +65,8 @@ GRADIENT = "gradient"
 class Aligned(enum.Enum):
     """Which tensors with dimensions start at multiples of 16 bytes.
 
-    ``BUT_GRADIENT``: all others, as where gradients are views into DDP's buckets. Only what is not aligned is read one
-    element at a time.
+    ``BUT_GRADIENT``: all tensors but the gradient, for example if gradients are views into DDP's buckets. Only tensors
+    that are not aligned are read one element at a time.
     """
 
     ALL = "yes"
@@ -221,7 +221,7 @@ class Writer:
         return encode_lines(name, names[0], names[1], names[2], str(args[3]), int(str(args[4])), self._block)
 
     def _place(self, node: Node, mask: str) -> tuple[str, str]:
-        """Where the elements of a flat input are that a program handles at a time, and which of them it has."""
+        """Return the pointers to the elements of a flat input that a program handles at a time, and their mask."""
         name = self.name(node)
         if not _is_scales(node):
             return f"{name}_at + offsets", mask
@@ -338,7 +338,7 @@ class Writer:
         return value
 
     def _operand(self, value: object, dtype: torch.dtype) -> str:
-        """A value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
+        """Return a value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
         if not isinstance(value, Node):
             return _literal(value)
         own = _dtype(value)
@@ -361,7 +361,7 @@ def _stored(node: Node) -> str:
 
 
 def _is_scales(node: Node) -> bool:
-    """Whether it has one element for each block of 256."""
+    """Whether the input has one element for each block of 256."""
     return is_flat(node) and _dtype(node) is SCALES
 
 

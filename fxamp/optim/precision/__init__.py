@@ -1,1 +1,1 @@
-"""State in fewer bits, as a policy's ``[optimizer]`` asks for it."""
+"""Optimizer state in fewer bits, for policies with an ``[optimizer]`` table."""

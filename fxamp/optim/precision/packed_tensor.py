@@ -1,8 +1,8 @@
 """State in fewer bits: a tensor that looks like the optimizer's, stored as bfloat16 or as 8-bit codes with scales.
 
-A DTensor's state is a DTensor whose part on each rank is packed: the blocks are those of the part. Any op can read the
-values; an op that writes to the tensor rounds to nearest. There are no views, because a write to a view would go to a
-copy.
+For a DTensor parameter the state is a DTensor whose local part is packed, in blocks of that part. Any op can read the
+values; an op that writes to the tensor rounds to nearest. Views are refused, because a write to a view would only reach
+a copy.
 """
 
 from typing import Any
@@ -75,7 +75,8 @@ class PackedTensor(Tensor):
         values: list[tuple[PackedTensor, Tensor]] = []
 
         def value_of(leaf: Any) -> Any:
-            # The same tensor twice is unpacked once: an op that writes to one argument must see it in the other.
+            # A tensor that is passed twice is unpacked once: an op's write to one argument must be visible in the
+            # other.
             if not isinstance(leaf, PackedTensor):
                 return leaf
             value = next((tensor for packed, tensor in values if packed is leaf), None)
@@ -102,7 +103,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[P
 
 
 def is_packed(value: Any) -> bool:
-    """Whether a value of the state, or this rank's part of it, is kept in fewer bits."""
+    """Whether a value of the state, or this rank's part of it, is packed."""
     return isinstance(local(value), PackedTensor)
 
 

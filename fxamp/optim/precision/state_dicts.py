@@ -1,4 +1,4 @@
-"""Convert an optimizer's saved state to the form that it has without compiled steps, so that it loads anywhere."""
+"""Convert an optimizer's state to the form that it has without compiled steps, so that a saved one loads anywhere."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
     parameter's dtype.
 
     Args:
-        entry: as the compiled step keeps it.
+        entry: the owner's state as the compiled step stores it.
         group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
     """
     on_device = group.get("capturable") or group.get("fused")
@@ -31,7 +31,7 @@ def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str,
 
 
 def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """``optimizer.state_dict()`` with state as it is kept, in fewer bits where a policy asks for it.
+    """``optimizer.state_dict()`` with the state as it is stored, packed if the policy says so.
 
     It holds ``PackedTensor``: only a program that has fxamp can load it, into an optimizer compiled with any policy, or
     none.

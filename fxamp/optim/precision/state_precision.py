@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Precision:
-    """The precision requested for one optimizer; ``seed``: of stochastic rounding."""
+    """The precision requested for one optimizer, and the ``seed`` of stochastic rounding."""
 
     table: OptimizerPrecision
     seed: int = 0
@@ -68,7 +68,7 @@ def packed_state(
 ) -> dict[Any, dict[str, Tensor]]:
     """Return the packed form of the state to pack, for a kind's parameters; changes nothing.
 
-    ``unsigned``: states that never become negative. One that is negative now is not trusted to be.
+    ``unsigned``: states that the step never makes negative. They get unsigned codes unless they are negative now.
     """
     entries = [layout.state.get(layout.parameters[at], {}) for at in members]
     packed: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
@@ -77,7 +77,7 @@ def packed_state(
         packable = stored != "float32" and name != COMPENSATION
         if not packable or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
-        # All of a kind's states have one form, because one program reads them.
+        # A state has one form for all parameters of a kind, because one program reads it.
         signed = name not in unsigned or any(is_negative_somewhere(entry[name]) for entry in entries)
         form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", EIGHT_BIT: "s3m4" if signed else "u5m3"}[stored]
         for at, entry in zip(members, entries, strict=True):

@@ -1,8 +1,8 @@
-"""Small parameters on a CPU, stepped together: as one flat tensor, in one call of the program instead of one for each.
+"""Step small parameters on a CPU together, as one flat tensor, in one call of the program instead of one for each.
 
 A call of a compiled program costs the host more than the arithmetic of some thousand elements. The step is elementwise,
-so it may run on copies that lie one after the other, from which its results are copied back. A function in C++ copies
-all of them: one call of torch for each would cost as much as the program's calls.
+so it can run on a flat copy of several parameters, and its results are copied back. One C++ function copies all of
+them, because a torch call for each would cost as much as the calls of the program.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +19,10 @@ from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.torch_devices import known
 from fxamp.torch_private import compiled_function
 
-#: The largest number of elements of a parameter that is copied: more cost more than a call of the program.
+#: The largest number of elements of a parameter that is copied: copying more costs more than a call of the program.
 MOST_ELEMENTS = 2**12
 
-#: The smallest number of parameters for which it pays.
+#: The smallest number of parameters in a batch.
 FEWEST = 4
 
 Columns = Sequence[Sequence[Tensor]]
@@ -49,7 +49,7 @@ extern "C" void kernel(const int64_t* addresses, const int64_t* bytes, char* fla
 
 @dataclass(frozen=True)
 class _Column:
-    """One input of the program for the parameters of a batch; ``scalar``: 0-dim tensors, which must hold one value.
+    """One input of the program for the parameters of a batch; ``scalar``: 0-dim tensors, which must all be equal.
 
     ``written``: whether the program writes to it. ``size``: the number of elements. ``bytes``: of each tensor, int64.
     """
@@ -71,10 +71,10 @@ class Batch:
     kind: int
     members: tuple[int, ...]
     columns: tuple[_Column, ...]
-    _apart: list[bytes] = field(default_factory=list)  # the addresses that the last look at them found apart
+    _apart: list[bytes] = field(default_factory=list)  # the addresses that were last found not to overlap
 
     def step(self, compiled: Callable[..., Any], columns: Columns, others: Sequence[Any]) -> bool:
-        """Step, unless a 0-dim tensor differs between the parameters or two share memory; return whether.
+        """Step, unless a 0-dim tensor differs between the parameters or two share memory; return whether it did.
 
         ``others``: the numbers, factors and flag that ``compiled`` takes after a parameter's tensors.
         """
@@ -99,7 +99,7 @@ class Batch:
         return True
 
     def _share_memory(self, addresses: Sequence["np.ndarray[Any, Any]"]) -> bool:
-        """Whether tensors that the program writes overlap: the steps of such parameters follow one another."""
+        """Whether tensors that the program writes overlap; such parameters must step one after another."""
         written = [at for at, column in enumerate(self.columns) if column.written]
         starts = np.concatenate([addresses[at] for at in written])
         looked_at = [starts.tobytes()]

@@ -1,8 +1,8 @@
 """The step of one kind of parameters, or of several that share a program, traced once for each kind.
 
-On a GPU the program is a generated Triton kernel, launched once for all parameters, after one for 0-dim values. On a
-CPU Inductor compiles it for flat tensors of any size, and it is called for each parameter. With the lowering
-"aot_eager" its graph runs op by op for each parameter.
+On a GPU the program is a generated Triton kernel, launched once for all parameters, after a kernel for 0-dim values. On
+a CPU Inductor compiles it for flat tensors of any size, and it is called for each parameter, or for a batch of small
+ones. With the lowering "aot_eager" its graph runs op by op for each parameter.
 """
 
 import functools
@@ -57,7 +57,7 @@ Run = Callable[[Columns, list[list[Any]], Sequence[Tensor]], None]
 
 @dataclass(frozen=True)
 class Members:
-    """The parameters of the kinds that share a program, and where their tensors stand among the layout's.
+    """The parameters of the kinds that share a program, and the positions of their tensors among the layout's.
 
     Attributes:
         kinds: for each parameter, the index of its kind.
@@ -87,7 +87,7 @@ class Members:
         """Return the columns, gradients in their parameters' memory order, and the parts of what is packed."""
         columns: list[Sequence[Tensor]] = []
         for column in (read(every) for read in self._readers):
-            packed = isinstance(column[0], PackedTensor)  # as all of a column: they have one form
+            packed = isinstance(column[0], PackedTensor)  # like all of a column, which have one form
             columns += zip(*(value.parts for value in column), strict=True) if packed else (column,)  # type: ignore[attr-defined]
         if self.reordered:
             columns[1] = list(columns[1])
@@ -146,7 +146,7 @@ class KindStep:
 
     @property
     def launches(self) -> bool:
-        """Whether the kernel reads the layout's own tensors, so that their addresses tell whether one has moved."""
+        """Whether the kernel reads the layout's own tensors, so that their addresses show if one has moved."""
         return isinstance(self.run, _AllAtOnce) and self.run.direct
 
     @torch.no_grad()
@@ -244,8 +244,8 @@ def device_type(gm: GraphModule) -> str:
 class _AllAtOnce:
     """Launches a kernel for all parameters.
 
-    ``kinds``: the kind of each. ``direct``: whether it reads the layout's tensors themselves: no copies in another
-    memory order, no parts of packed ones.
+    ``kinds``: the kind of each. ``direct``: whether the kernel reads the layout's tensors themselves, not copies in
+    another memory order or parts of packed tensors.
     """
 
     def __init__(self, generated: StepKernel, kinds: tuple[int, ...], direct: bool) -> None:
@@ -283,7 +283,7 @@ def _for_each(
     other: Callable[..., Any] | None = None,
     serves: Callable[[int], bool] | None = None,
 ) -> Run:
-    """Call ``compiled`` for each parameter, or ``other`` for the sizes that it does not serve; once for each batch."""
+    """Call ``compiled`` for each parameter or batch, or ``other`` for the sizes that it does not serve."""
 
     def chosen(*inputs: Any) -> None:
         fits = other is None or serves is None or serves(inputs[0].numel())

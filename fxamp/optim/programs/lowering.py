@@ -31,7 +31,7 @@ class StepOptions(NamedTuple):
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
     ``lowering``: one of :data:`fxamp.lowering_names.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
-    ``precision``: in which state is kept; None: as the optimizer makes it.
+    ``precision``: the precision of the state; None: as the optimizer creates it.
     """
 
     scaled: bool = False
@@ -116,7 +116,7 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     order_writes()
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     patches = mode_settings(options.mode)
-    # All parameters' kernels read the same few scalars; without a limit Inductor would try to fuse every pair of them.
+    # The kernels of all parameters read the same few scalars, so without a limit Inductor would try to fuse every pair.
     patches["max_fusion_buffer_group_pairwise_attempts"] = 8
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
@@ -154,7 +154,7 @@ class Numbers:
         self._tensor = torch.empty(0)
 
     def on_device(self, floats: Sequence[float]) -> Tensor:
-        """Return them on the device; waits for no device."""
+        """Return the tensor of floats, without a host sync."""
         values = tuple(floats)
         if values != self._sent or self._tensor.numel() != len(values):
             host = torch.tensor(values, dtype=torch.float64, pin_memory=self._device.type == "cuda")

@@ -31,7 +31,7 @@ Part = WholeStep | KindStep
 class CompiledParts:
     """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind.
 
-    ``tables``: of the norm of its gradients.
+    ``tables``: the cache of the kernels that compute the norm of its gradients.
     """
 
     parts: tuple[Part, ...]
@@ -73,9 +73,9 @@ def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: Ste
 
 
 def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> tuple[bool, tuple[str, ...]]:
-    """Pack the state as the policy asks. Return whether there was anything to pack, and why some state stays as it is.
+    """Pack the state as the policy says. Return whether there was anything to pack, and why some state is not packed.
 
-    Raises NotCompilableError if the policy asks for what the optimizer does not have.
+    Raises NotCompilableError if the policy names a state that the optimizer does not have.
     """
     precision = options.precision
     if precision is None:
@@ -160,11 +160,11 @@ def best_trace(
     fakes: Callable[..., list[Tensor]] = fakes_of,
     lifted: Sequence[int] | None = None,
 ) -> Traced:
-    """Return the best possible trace: floats as inputs, else constants; float64 counters, else float32."""
+    """Return the best trace that works: with floats as inputs, else constants; with float64 counters, else float32."""
     why = NotCompilableError("its step reads values on the host")
     wides = (True, False) if layout.parameters[0].device.type not in NO_FLOAT64 else (False,)
     every = tuple(range(len(layout.floats()))) if lifted is None else tuple(lifted)
-    # A kind's graph is decomposed where it is given to Inductor.
+    # A kind's graph is decomposed when it is passed to Inductor.
     table = decompositions(options) if fakes is fakes_of else {}
     for lifted, wide in product(dict.fromkeys([every, ()]), wides):
         try:

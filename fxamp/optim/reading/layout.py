@@ -18,7 +18,7 @@ from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local,
 class Layout:
     """One optimizer at one moment; its tensors and numbers have a fixed order, in which the compiled step takes them.
 
-    Of a DTensor it holds this rank's part.
+    Of each DTensor it holds this rank's part.
 
     Attributes:
         parameters: all of them, group by group.
@@ -27,8 +27,9 @@ class Layout:
         state: the entry of each owner: a parameter, or one of the optimizer's own keys.
         attributes: the optimizer's own.
         sizes: the number of parameters in each group.
-        owners: the optimizer's own parameters, in the same order; others than ``parameters`` where they are DTensors.
-        wholes: by id of a part, the DTensor that it is a part of.
+        owners: the optimizer's own parameters, in the same order; they differ from ``parameters`` where they are
+            DTensors.
+        wholes: the DTensor of each part, by the part's id.
     """
 
     parameters: list[Tensor]
@@ -184,7 +185,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
 
 
 def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return the gradients of an optimizer's parameters in the parameters' layout; of DTensors this rank's part.
+    """Return the gradients of an optimizer's parameters in the parameters' layout; for DTensors this rank's part.
 
     Raises:
         NotCompilableError: a gradient cannot be laid out so.

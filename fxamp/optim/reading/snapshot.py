@@ -1,7 +1,7 @@
 """The objects that every step reads: while they are unchanged, the last step's layout can be used again.
 
-Objects are compared by identity and tensors by :func:`~fxamp.torch_private.comparison_with`, in C or C++: in tens of
-nanoseconds a tensor. A loop in Python takes ten times as long, which is more than a GPU needs for the step itself.
+Objects are compared by identity and tensors by :func:`~fxamp.torch_private.comparison_with`, in C or C++, which takes
+tens of nanoseconds per tensor. A Python loop takes ten times as long, more than a GPU needs for the step itself.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -68,7 +68,7 @@ class Snapshot:
         )
 
     def comparison(self) -> "Callable[[Snapshot], Likeness]":
-        """Return how a later snapshot is like this one; holds no gradient, which the user may drop.
+        """Return a function that compares a later snapshot with this one; it keeps no gradient alive.
 
         Parameters and gradients are dense.
         """
@@ -96,7 +96,7 @@ class Snapshot:
 
 
 class Likeness(Enum):
-    """What two snapshots share: ``EQUAL``: all but addresses; ``KIND``: all but the values of settings' floats."""
+    """How alike two snapshots are. ``EQUAL``: but for addresses; ``KIND``: but for the values of settings' floats."""
 
     EQUAL = "equal"
     KIND = "kind"

@@ -1,8 +1,8 @@
 """Complete an optimizer's state before a compiled step: everything that the step changes becomes a device tensor.
 
 Counters that are Python numbers become 0-dim tensors. Step counters that torch keeps on the CPU move to their
-parameter's device. State entries that a step creates, as first steps do, are left to the optimizer: it decides their
-initial values (SGD's momentum is a copy of the gradient), and a skipped step must not create any.
+parameter's device. The optimizer itself creates state entries, in its first step: it decides their initial values
+(SGD's momentum is a copy of the gradient), and a skipped step must not create any.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from fxamp.optim.tracing.trace import run_once, run_without_values
 from fxamp.torch_devices import moved
 
 ROUNDS = 3
-"""Maximum number of runs until no new number is found: one run finds the numbers, another finds none."""
+"""The maximum number of runs: usually the first run finds the numbers, and the second finds no others."""
 
 Entries = dict[Any, dict[str, Any]]
 

@@ -28,7 +28,7 @@ def needs_arguments(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def replaced_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether ``optimizer.step`` is not the class's step; the counting wrapper of schedulers does not count."""
+    """Whether ``optimizer.step`` is not the class's step; the wrapper that schedulers add to count steps is ignored."""
     own = vars(optimizer).get("step")
     return own is not None and inspect.unwrap(own) is not inspect.unwrap(type(optimizer).step)
 
@@ -108,7 +108,7 @@ def _identified(value: Any) -> Hashable:
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that make torch's optimizers keep step counters on the device and use plain ops.
 
-    ``foreach`` is off: the scalars of ops on lists of tensors cannot be lifted, and the kernels are fused anyway.
+    ``foreach`` is off, because scalars of ops on tensor lists cannot be lifted, and the kernels are fused anyway.
     """
     forms = {"capturable": True, "fused": False, "foreach": False}
     return {name: value for name, value in forms.items() if name in settings}

@@ -2,8 +2,8 @@
 
 The step's Python code runs once, on fake tensors, on the path that torch's optimizers take under torch.compile. The
 floats of the settings are symbols, so a scheduler that changes a learning rate only changes an input of the graph. The
-conditions on them that the step tested (``weight_decay != 0``) are recorded: the graph is valid only while the results
-stay the same.
+trace records the conditions on them that the step tested (``weight_decay != 0``): the graph is valid while their
+results stay the same.
 
 State that the step creates is not an input, so a layout's state must be complete; see ``counters_as_tensors``.
 """
@@ -61,7 +61,7 @@ class Traced:
     lifted: tuple[int, ...] = ()
 
     def inputs(self, floats: Sequence[float]) -> list[float]:
-        """Return those of all floats that the graph takes as inputs."""
+        """Return the floats, out of all ``floats``, that the graph takes as inputs."""
         return [floats[at] for at in self.lifted]
 
     def serves(self, floats: Sequence[float]) -> bool:
@@ -82,12 +82,12 @@ def fake_mode() -> FakeTensorMode:
 
 
 def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
-    """Return plain fakes, one for each tensor; the same fake for the same tensor."""
+    """Return plain fake tensors, one for each tensor, and the same fake for the same tensor."""
     return [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in tensors]
 
 
 def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], Result]) -> Result:
-    """Return ``run`` of stand-ins without values for ``tensors``: meta tensors, which are cheap, or else fakes.
+    """Return the result of ``run`` on stand-ins for ``tensors``: meta tensors, which are cheap, or else fakes.
 
     Raises:
         NotCompilableError: it fails on fakes too.
@@ -117,7 +117,8 @@ def run_once(
     remaining = iter(tensors)
     parameters = [next(remaining) for _ in layout.parameters]
     for parameter, gradient in zip(parameters, layout.gradients, strict=True):
-        # A copy: a step that writes to the gradient must not change what the user, or the other run, sees.
+        # Copies, so that a step that writes to the gradient does not change the gradient of the user or of the other
+        # run.
         parameter.grad = None if gradient is None else next(remaining).clone()
     settings = with_values(layout.settings, iter(floats), remaining)
     attributes = {name: next(remaining) for name in layout.held_tensors()}
@@ -176,7 +177,7 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
 
 
 def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
-    """Return a test: whether code compiled from :func:`of_any_size`'s graph is valid for a number of elements."""
+    """Return a predicate: whether code compiled from :func:`of_any_size`'s graph is valid for a number of elements."""
     import sympy
 
     size = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.expr
