@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from fxamp.errors import OptionError
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.terminal import look_of
 from fxamp.tools.diff.result import Comparison, compare
-from fxamp.tools.diff.sides import Side, load_side
+from fxamp.tools.diff.sides import load_side
 
 PROG = "fxamp-diff"
 
@@ -46,15 +45,13 @@ def _diff(options: Namespace) -> int:
     require_folder(options.output, *old.policy.sources, *new.policy.sources)
     comparison = _executed(compare(old, new), options)
     write_text("".join(f"{line}\n" for line in _lines(comparison, options)), options.output)
-    return int(not comparison.same)
+    return int(not comparison.diff.same)
 
 
 def _executed(comparison: Comparison, options: Namespace) -> Comparison:
     """Add the effect on graphs and numbers, if requested; only these need torch."""
     if not (options.graph or options.run):
         return comparison
-    for side in (comparison.old, comparison.new):
-        _require_policy(side)
     if options.graph:
         from fxamp.tools.diff.effect import effects
 
@@ -65,14 +62,6 @@ def _executed(comparison: Comparison, options: Namespace) -> Comparison:
 
         comparison = replace(comparison, runs=(run_both(options.run, comparison.old, comparison.new),))
     return comparison
-
-
-def _require_policy(side: Side) -> None:
-    if side.open:
-        raise OptionError(
-            f"{side.source} is an op table, which does not say {' or '.join(sorted(side.open))}; "
-            "accepted with --graph and --run: policies"
-        )
 
 
 def _lines(comparison: Comparison, options: Namespace) -> Iterator[str]:

@@ -43,8 +43,8 @@ def policy_parts(comparison: Comparison) -> Iterator[Part]:
 
 def setting_rows(comparison: Comparison) -> list[Cells]:
     """Return the settings that differ: mark, key, old and new value."""
-    marked = [("~", one.key, one) for one in comparison.settings]
-    marked += [("!", f"loss_scale.{one.key}", one) for one in comparison.loss_scale]
+    marked = [("~", one.key, one) for one in comparison.diff.settings]
+    marked += [("!", f"loss_scale.{one.key}", one) for one in comparison.diff.loss_scale]
     return [(sign, key, value(one.old), value(one.new)) for sign, key, one in marked]
 
 

@@ -27,7 +27,6 @@ COMMANDS: dict[str, Main] = {
 FILES = {
     "later.toml": 'extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n',
     "broken.toml": 'extends = ["cuda-float16.toml"]\ncasts = "fp32"\n',
-    "table.toml": '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n',
     "gpt.txt": write_listing(gpt()),
 }
 
@@ -65,7 +64,6 @@ CASES = [
     ("diff later.toml cuda-float16", "policy 'later' needs torch >=9, but torch "),
     ("diff later.toml cuda-float16 --torch 2.13", "policy 'later' does not match: it needs torch >=9"),
     ("diff broken.toml cuda-float16", "broken.toml:2: unknown key 'casts' in a policy file"),
-    ("diff table.toml cuda-float16 --graph g.py", "table.toml is an op table, which does not say device or"),
     ("diff cuda-float16 cpu-float16 --output no/where.txt", "--output 'no/where.txt': there is no folder"),
     ("policy chek", "unknown subcommand 'chek' (did you mean 'check'?); accepted: list, check, show, explain"),
     ("policy show cpu-float61", "no policy is named 'cpu-float61'"),
