@@ -105,7 +105,6 @@ CASES = [
     ("bench train --optimizer NAdem", "'NAdam'"),
     ("bench train --clip -1", "'-1'"),
     ("bench train --contenders fxamp-skip-device", "float16"),
-    ("bench cost --every --model mlp", "--every counts all models"),
     ("bench cost --policy cuda-flot16", "cuda-float16"),
     ("bench cost nowhere.py", "nowhere.py: there is no such file"),
     ("bench cost nowhere.py --layers 2", "--layers are for the models"),
