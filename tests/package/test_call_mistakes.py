@@ -1,9 +1,7 @@
 """Mistakes that new users make: each message says what was given, what is accepted, and what to do."""
 
 import copy
-import importlib
 import logging
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,27 +15,6 @@ from fxamp.errors import VersionError
 from fxamp.reports.warnings import warn_once
 
 X = torch.ones(4, 8)
-
-NET = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.body(x).pow(2).mean()
-"""
-FILES = {
-    "net.py": NET + "\nmodel, inputs = Net(), (torch.ones(4, 8),)\n",
-    "empty.py": "import torch\n",
-    "no_inputs.py": NET + "\nmodel = Net()\n",
-    "wrong_inputs.py": NET + "\nmodel, inputs = Net(), (torch.ones(4, 7),)\n",
-    "class.py": NET + "\nmodel, inputs = Net, (torch.ones(4, 8),)\n",
-    "broken.py": "import torch\nmodel = (\n",
-    "missing.py": "import no_such_package\nmodel, inputs = 1, 2\n",
-}
 
 
 class Net(torch.nn.Module):
@@ -88,7 +65,7 @@ def old_torch() -> None:
 
 
 #: A mistake, and parts of the message that it gets: what was given, what is accepted or what to do. Wrong options of
-#: the backend and of scalers are in test_options and test_guarded_modes.
+#: the backend and of scalers are in test_options and test_guarded_modes, those of commands in test_command_mistakes.
 CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "policy named in the environment": (from_environment, ["'cpu-bf16' (did you mean 'cpu-bfloat16'?)"]),
     "dump where nothing can be written": (
@@ -114,47 +91,6 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
 }
 
-#: A command with a mistake, and parts of its message.
-COMMANDS: dict[str, list[str]] = {
-    "fxamp-show nets.py": ["nets.py does not exist (did you mean 'net.py'?)", "accepted: a graph as text"],
-    "fxamp-show empty.py --policy cpu-float16": ["defines no model and no inputs", "accepted: model (an nn.Module"],
-    "fxamp-show no_inputs.py": ["defines no inputs; it defines Net, model, torch", "accepted: "],
-    "fxamp-show wrong_inputs.py --policy cpu-float16": ["calling model on inputs failed", "[4, 7] X [8, 8]"],
-    "fxamp-show class.py": ["model is the class Net; accepted: an instance, Net(...)"],
-    "fxamp-show broken.py": ["nor is it Python: line 2: '(' was never closed"],
-    "fxamp-show missing.py": ["missing.py", "No module named 'no_such_package'"],
-    "fxamp-show net.py --polcy x": ["unknown option '--polcy' (did you mean '--policy'?)"],
-    "fxamp-show net.py --policy cuda-float16 --device tpu": ["--device 'tpu' is unknown", "accepted: cuda, cpu"],
-    "fxamp-show net.py --policy cpu-float16 --why linaer": ["'linaer'", "did you mean 'linear'?"],
-    "fxamp-show net.py --output no/such/file": ["there is no folder", "accepted: a file in an existing folder"],
-    "fxamp-show .": [". is a folder; accepted:"],
-    "fxamp-diff cpu-float16": ["required: NEW; usage: fxamp-diff"],
-    "fxamp-diff cpu-float16 cpu-flot16": ["did you mean 'cpu-float16'?"],
-    "fxamp-diff cpu-float16 cpu-bfloat16 --run nets.py": [
-        "nets.py does not exist (did you mean 'net.py'?)",
-        "a Python file",
-    ],
-    "fxamp-policy chekc": ["unknown subcommand 'chekc' (did you mean 'check'?)"],
-    "fxamp-policy explain linear --policy nope": ["no policy is named 'nope'; accepted: "],
-    "fxamp-policy calibrate no_inputs.py": ["it defines no batches", "accepted: model (an nn.Module"],
-    "fxamp-policy calibrate net.py --output patch.txt": ["ends in .toml; accepted: 'patch.txt.toml'"],
-    "fxamp-policy bisect net.py": ["required: --tolerance"],
-    "fxamp-policy bisect net.py --tolerance small": ["'small' is not a relative error", "such as 1e-3"],
-    "fxamp-policy bisect net.py --tolerance 1e-2 --policy cuda-float16": ["is for cuda, but the model is on cpu"],
-    "fxamp-bench trian": ["did you mean 'train'?"],
-    "fxamp-bench train --model gpt3": ["'gpt3' is unknown", "accepted: gpt2-124m"],
-    "fxamp-bench cost nets.py": ["nets.py: there is no such file"],
-    "fxamp-demo --step 3": ["unknown option '--step' (did you mean '--steps'?)"],
-    "fxamp-demo --ddp": ["torchrun --nproc-per-node 2"],
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-
 
 @pytest.mark.parametrize("mistake", CALLS)
 def test_a_call_says_what_was_given_and_what_to_do(mistake: str) -> None:
@@ -164,20 +100,6 @@ def test_a_call_says_what_was_given_and_what_to_do(mistake: str) -> None:
     message = str(caught.value)
     assert all(part in message for part in parts), message
     assert len(message.splitlines()) <= 3
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_says_what_was_given_and_what_to_do(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, *arguments = shlex.split(command)
-    module = importlib.import_module(f"fxamp.tools.{name.removeprefix('fxamp-')}.command")
-    try:
-        status = module.main(arguments)
-    except SystemExit as left:
-        status = left.code
-    out, err = capsys.readouterr()
-    message = err.splitlines()[-1]
-    assert status == 2 and not out and all(part in message for part in COMMANDS[command]), (out, err)
-    assert "Traceback" not in err
 
 
 def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

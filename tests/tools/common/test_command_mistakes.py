@@ -28,12 +28,14 @@ FILES = {
     "later.toml": 'extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n',
     "broken.toml": 'extends = ["cuda-float16.toml"]\ncasts = "fp32"\n',
     "gpt.txt": write_listing(gpt()),
+    "open.py": "import torch\nmodel = (\n",
 }
 
 BYTES = {"latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
 
 CASES = [
     ("show gpt.tx", "gpt.tx does not exist (did you mean 'gpt.txt'?); accepted: a graph as text"),
+    ("show open.py", "nor is it Python: line 2: '(' was never closed"),
     ("show .", ". is a folder; accepted: a graph as text"),
     ("show bytes.bin", "bytes.bin: it is not text; accepted: "),
     ("show latin.txt", "latin.txt: it is not text in UTF-8; accepted: "),
@@ -52,7 +54,7 @@ CASES = [
     ("show gpt.txt --output /no/folder/x", "--output '/no/folder/x': there is no folder /no/folder; accepted: a file"),
     ("diff cuda-flot16 cuda-float16", "no policy is named 'cuda-flot16'"),
     ("diff cuda-float16 tem.toml", "there is no policy file 'tem.toml'"),
-    ("diff cuda-float16", "the following arguments are required: NEW"),
+    ("diff cuda-float16", "the following arguments are required: NEW; usage: fxamp-diff"),
     ("diff a b --grap x", "unknown option '--grap' (did you mean '--graph'?)"),
     (
         "diff a b --format txt",
