@@ -150,6 +150,12 @@ def _reason(compiled: torch.nn.Module) -> str:
     ended = ended_functions(compiled)
     if ended:
         return "Dynamo ended its graph before the first op, and skips what is called then: " + "; ".join(ended)
+    if _entry(compiled) is not compiled and type(module).__call__ is not torch.nn.Module.__call__:
+        return (
+            f"{type(module).__name__} has a __call__ of its own, which need not run what .compile() made. Train what "
+            'torch.compile(model, backend="fxamp", options=...) returns; if a library calls the model, compile the '
+            "method that its __call__ runs: model.forward = torch.compile(model.forward, ...)"
+        )
     return (
         "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
         "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "

@@ -35,6 +35,13 @@ class Net(nn.Module):
         return self.forward(x)
 
 
+class WithCall(Net):
+    """Its calls leave out what ``Module.compile`` made, as those of Keras and of GPyTorch do."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
 class Skipped(Net):
     """Dynamo skips a function with a graph break in a loop that it cannot resume from."""
 
@@ -60,6 +67,12 @@ def another_method(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tenso
     model = Net()
     model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
     return model, model.training_step
+
+
+def a_call_of_its_own(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    model = WithCall()
+    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return model, model
 
 
 def the_original(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
@@ -91,6 +104,7 @@ IDLE = {
     compiled_sequential: "Sequential is compiled with fxamp, .* Sequential is a class of torch",
     compiled_wrapper: "DistributedDataParallel is compiled with fxamp, .* DistributedDataParallel is a class of torch",
     another_method: "Net is compiled with fxamp, .* never called",
+    a_call_of_its_own: "WithCall is compiled with fxamp, .* WithCall has a __call__ of its own",
     the_original: "Net is compiled with fxamp, .* never called",
 }
 if COMPILES_MODULES_OF_TORCH:
@@ -132,6 +146,23 @@ def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, ca
 
     (message,) = warnings(caplog)
     assert re.search(IDLE[make], message), message
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["model", "method"])
+def test_a_model_with_a_call_of_its_own_is_compiled_as_the_warning_says(
+    whole: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    scaler = fxamp.GradScaler("cpu")
+    model, options = WithCall(), {"backend": "fxamp", "options": OPTIONS | {"scaler": scaler}}
+    if whole:
+        call = compiled = torch.compile(model, **options)
+    else:
+        call, compiled = model, torch.compile(model.forward, **options)
+        model.forward = compiled
+
+    train(call, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert len(fxamp.report(compiled).graphs) == 1 and warnings(caplog) == []
 
 
 @pytest.mark.skipif(not COMPILES_MODULES_OF_TORCH, reason="torch 2.14 compiles modules of torch.nn, older ones do not")
