@@ -70,8 +70,6 @@ def test_behind_a_compiled_backward_it_does_as_the_host_would(name: str, max_nor
         ({"skip": "devise"}, "skip='devise': expected one of 'host', 'device' (did you mean 'device'?)"),
         ({"skip": None}, "skip=None"),
         ({"skip": "device", "step_lowering": "inducter"}, "(did you mean 'inductor'?)"),
-        ({"skip": "device", "step_mode": "reduce-overheads"}, "(did you mean 'reduce-overhead'?)"),
-        ({"skip": "device", "step_lowering": "aot_eager", "step_mode": "default"}, "needs step_lowering='inductor'"),
     ],
 )
 def test_a_wrong_word_is_refused_at_once(arguments: dict[str, Any], message: str) -> None:

@@ -10,13 +10,10 @@ from torch.fx import GraphModule
 
 from fxamp.capture import Captured
 from fxamp.kernels.dispatch import Implementation, implementation
-from fxamp.lowering_names import mode_settings
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.sequences import step
-from fxamp.passes.step.fold_unscale import COEFFICIENT, GRADIENT, INVERSE
-from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.cache_key import keyed, source_digest
@@ -30,15 +27,14 @@ class StepOptions(NamedTuple):
     """How one step is compiled, and what its graph does besides the step.
 
     ``scaled``: gradients are scaled. ``clipped``: a clip coefficient is given. ``guarded``: a flag can skip the step.
-    ``lowering``: one of :data:`fxamp.lowering_names.STEP_LOWERINGS`. ``mode``: one of Inductor's modes, or None.
-    ``precision``: the precision of the state; None: as the optimizer creates it.
+    ``lowering``: one of :data:`fxamp.lowering_names.STEP_LOWERINGS`. ``precision``: the precision of the state; None:
+    as the optimizer creates it.
     """
 
     scaled: bool = False
     clipped: bool = False
     guarded: bool = True
     lowering: str = "inductor"
-    mode: str | None = None
     precision: Precision | None = None
 
 
@@ -115,9 +111,8 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
 
     order_writes()
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    patches = mode_settings(options.mode)
     # The kernels of all parameters read the same few scalars, so without a limit Inductor would try to fuse every pair.
-    patches["max_fusion_buffer_group_pairwise_attempts"] = 8
+    patches: dict[str, Any] = {"max_fusion_buffer_group_pairwise_attempts": 8}
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
     with (
@@ -127,22 +122,8 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
         tracing(TracingContext(traced.mode)),
         torch.no_grad(),
     ):
-        graphs = bool(config.triton.cudagraphs) and inputs[0].is_cuda
-        compiled = compile_fx.compile_fx_inner(
-            gm,
-            inputs,
-            static_input_idxs=_static(gm) if graphs else (),
-            cudagraphs=BoxedBool(graphs),
-            is_inference=True,
-        )
+        compiled = compile_fx.compile_fx_inner(gm, inputs, cudagraphs=BoxedBool(False), is_inference=True)
     return lambda *args: compiled(list(args)), getattr(compiled, "source_code", None) or None
-
-
-def _static(gm: GraphModule) -> tuple[int, ...]:
-    """Return the inputs whose addresses stay the same from step to step: all but gradients, factors and the flag."""
-    moving = (FLAG, INVERSE, COEFFICIENT)
-    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
-    return tuple(at for at, node in inputs if GRADIENT not in node.meta and node.target not in moving)
 
 
 class Numbers:

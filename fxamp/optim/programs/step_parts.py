@@ -81,7 +81,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
     if precision is None:
         return False, ()
     require_names(layout, precision.table)
-    parameters, changed = _sorted(optimizer, layout, options), False
+    parameters, changed = _sorted(optimizer, layout), False
     for kind in parameters.kinds:
         first = layout.only(kind.members[:1])
         traced = best_trace(optimizer, first, StepOptions(guarded=False, lowering="aot_eager"), wide_fakes, lifted=())
@@ -95,7 +95,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
 
 def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> Iterator[Part]:
     """Yield the step of the kinds that share a program, then one step for the parameters that belong to none."""
-    parameters = _sorted(optimizer, layout, options)
+    parameters = _sorted(optimizer, layout)
     kinds = []
     for kind in parameters.kinds:
         try:
@@ -139,10 +139,8 @@ def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions)
     return step
 
 
-def _sorted(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> SortedParameters:
+def _sorted(optimizer: torch.optim.Optimizer, layout: Layout) -> SortedParameters:
     active = [at for at, gradient in enumerate(layout.gradients) if gradient is not None]
-    if options.mode is not None:
-        return SortedParameters([], {f"mode={options.mode!r} is Inductor's, for the step as a whole": active})
     try:
         parameters = sort_parameters(optimizer, layout)
     except NotCompilableError as error:

@@ -73,7 +73,7 @@ class GradScaler(torch.amp.GradScaler):
             unless ``unscale_`` is called.
         graph_norm: compiled backwards also sum the squares of their gradients, so that :meth:`clip_grad_norm_` does
             not have to read them. Do not change gradients through ``.grad.data`` then: fxamp cannot detect it.
-        step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op. ``step_mode``: Inductor's mode.
+        step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op.
 
     Raises:
         AssertionError: ``growth_factor <= 1`` or ``backoff_factor >= 1``.
@@ -99,7 +99,6 @@ class GradScaler(torch.amp.GradScaler):
         skip: str = "host",
         graph_norm: bool = False,
         step_lowering: str = "inductor",
-        step_mode: str | None = None,
     ) -> None:
         require_device(device)
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
@@ -108,7 +107,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._enabled:
             self._bounds.require(init_scale)
         require_ranks(ranks)
-        self._skip_settings = SkipSettings(skip, step_lowering, step_mode)
+        self._skip_settings = SkipSettings(skip, step_lowering)
         self._ranks = ranks
         self.graphs = GraphFlags()
         self._outcomes = Outcomes()

@@ -10,7 +10,7 @@ import torch
 from fxamp.devices import DEVICES
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError, nearest, require_choice
-from fxamp.lowering_names import STEP_LOWERINGS, inductor_modes
+from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.policy import Policy
 
 SKIPS = ("host", "device")
@@ -42,20 +42,15 @@ class ScaleBounds:
 
 @dataclass(frozen=True)
 class SkipSettings:
-    """``skip``: "host" or "device". ``lowering``, ``mode``: of compiled steps; see :class:`fxamp.GradScaler`."""
+    """``skip``: "host" or "device". ``lowering``: of compiled steps; see :class:`fxamp.GradScaler`."""
 
     skip: str
     lowering: str
-    mode: str | None
 
     def __post_init__(self) -> None:
         """Raise OptionError for an unknown value."""
         require_choice("skip", self.skip, SKIPS)
         require_choice("step_lowering", self.lowering, STEP_LOWERINGS)
-        if self.mode is not None:
-            require_choice("step_mode", self.mode, inductor_modes())
-            if self.lowering != "inductor":
-                raise OptionError(f"step_mode={self.mode!r} is a mode of Inductor: it needs step_lowering='inductor'")
 
 
 def require_device(device: str) -> None:

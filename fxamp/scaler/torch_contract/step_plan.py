@@ -69,7 +69,7 @@ def plan_step(settings: SkipSettings, call: StepCall, attached: bool) -> StepPla
         # Hooks of the step read the gradients in memory.
         hooks = scaled and not clipped and has_pre_hooks(optimizer)
         arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
-        options = StepOptions(scaled and not hooks, clipped, True, settings.lowering, settings.mode)
+        options = StepOptions(scaled and not hooks, clipped, True, settings.lowering)
         compiled = None
         if not (options.scaled and has_pre_hooks(optimizer)):
             compiled = CompiledOptimizer.of(optimizer).prepare(options, arguments)
@@ -95,7 +95,7 @@ def will_clip(settings: SkipSettings, optimizer: torch.optim.Optimizer, gradient
     if not _runs_compiled(settings, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
         return False
     compiled = CompiledOptimizer.of(optimizer)
-    options = StepOptions(scaled, True, True, settings.lowering, settings.mode)
+    options = StepOptions(scaled, True, True, settings.lowering)
     return (gradients.plain and compiled.has_run(options)) or compiled.prepare(options) is not None
 
 

@@ -164,7 +164,7 @@ def _part(step: Step) -> KindStep:
         policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{step.table}\n')
         optimizer = fxamp.compile_optimizer(optimizer, policy)
     parameter.grad = torch.ones_like(parameter)
-    options = StepOptions(scaled=True, clipped=True, guarded=True, lowering="inductor", mode=None)
+    options = StepOptions(scaled=True, clipped=True, guarded=True, lowering="inductor")
     with forced(Implementation.INTERPRETER):
         optimizer.step()
         options = options._replace(precision=CompiledOptimizer.of(optimizer).precision)
