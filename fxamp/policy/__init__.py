@@ -1,4 +1,4 @@
-"""Policies: which dtype each op of a program runs in, read from TOML files. Imports no torch."""
+"""Policies: the dtype in which each op of a program runs, read from TOML files. Imports no torch."""
 
 from fxamp.policy.file.shipped import built_in_names, variant_names
 from fxamp.policy.model.cast_rule import CastRule

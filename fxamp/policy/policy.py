@@ -1,4 +1,4 @@
-"""A policy as a value: which op runs in which floating dtype, on which device."""
+"""A policy as a value: the floating dtype in which each op runs, on one device."""
 
 import hashlib
 import json
@@ -26,14 +26,14 @@ from fxamp.policy.model.site import REGIONS, Site
 @named_arguments
 @dataclass(frozen=True)
 class Policy:
-    """Which dtype every op of a program runs in. Policies are equal if they decide the same, wherever they come from.
+    """The dtype in which each op of a program runs. Policies are equal if they decide the same, whatever their source.
 
     ``device``: "cuda", "cpu", "xpu", "mps" or "mtia". ``lower_precision_fp``: "float16" or "bfloat16". ``outputs``:
     "captured" (a compiled graph's outputs keep the dtypes it was captured with) or "keep" (the dtypes the casts give).
-    ``rules``: the last rule that covers a call decides; ``unlisted`` says what a call does that no rule covers:
-    "follow" (its inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: the
-    precision in which a compiled optimizer keeps its state, or None. ``capability``, ``arch``, ``cpu_features`` and
-    ``torch`` are conditions on the machine, checked by :meth:`resolve`.
+    ``rules``: the last rule that covers a call decides. ``unlisted`` decides calls that no rule covers: "follow" (their
+    inputs), or a category. ``loss_scale``: the scaler's settings, or None. ``optimizer``: the precision in which a
+    compiled optimizer stores its state, or None. ``capability``, ``arch``, ``cpu_features`` and ``torch`` are
+    conditions on the machine, checked by :meth:`resolve`.
 
     ``sources``: the files it was read from. ``origins``: where each setting was written, by its key. ``unchecked``:
     the conditions that :meth:`resolve` could not check.
@@ -87,7 +87,7 @@ class Policy:
 
     @named_arguments
     def dumps(self, origins: bool = False) -> str:
-        """Return one policy file with the same meaning; with ``origins`` each line's comment says its origin."""
+        """Return the text of one policy file with the same meaning; with ``origins`` each line has its origin."""
         return write_text({key.name: getattr(self, key.name) for key in fields(self)}, origins)
 
     @named_arguments
@@ -100,7 +100,7 @@ class Policy:
         cpu_features: Iterable[str] | None = None,
         arch: str | None = None,
     ) -> "Policy":
-        """Return the policy for one machine: without the rules whose ``torch`` condition fails, recipes in its formats.
+        """Return the policy for one machine: without rules whose ``torch`` condition fails, recipes in its formats.
 
         ``device``: where the program runs, "cuda" or "cuda:1". ``torch_version``: that of the installed torch by
         default. ``capability``: the compute capability of an NVIDIA GPU, "8.0" or (8, 0); ``arch``: the architecture
@@ -129,7 +129,7 @@ class Policy:
         )
 
     def rule_for(self, op: str) -> Rule | None:
-        """Return the rule that decides an op such as ``"aten::sum.dim_IntList"``: the last one that covers it, or None.
+        """Return the last rule that covers an op such as ``"aten::sum.dim_IntList"``, which decides; None without one.
 
         A name without overload means the default overload. Rules with conditions besides the op are ignored:
         see :meth:`ruling`. Resolve the policy first: rules for every version of torch count.
@@ -157,17 +157,17 @@ class Policy:
 
     @cached_property
     def conditional(self) -> bool:
-        """Whether a rule for the forward has other conditions than the op's name."""
+        """Whether a rule for the forward has conditions besides the op's name."""
         return any(rule.conditional and holds_in(rule.region, "forward") for rule in self.rules)
 
     @property
     def has_fp8(self) -> bool:
-        """Whether a rule has products run in fp8, mxfp8 or nvfp4."""
+        """Whether a rule runs products in fp8, mxfp8 or nvfp4."""
         return bool(self.products)
 
     @cached_property
     def products(self) -> frozenset[Category]:
-        """The casts of the rules that have products run in fp8, mxfp8 or nvfp4."""
+        """The casts of the rules that run products in fp8, mxfp8 or nvfp4."""
         return frozenset(rule.cast for rule in self._in_fp8)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Finds a name that two globs both match."""
+"""Find a name that two globs both match."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ State = tuple[int, int]
 def common_name(first: str, second: str) -> str | None:
     """Return a name that both globs match, None if there is none.
 
-    Where both globs accept any text, the name has :data:`ANY`, so that few other globs match it by accident.
+    Where both globs accept any text, the name has :data:`ANY`, so that other globs rarely match it by accident.
     """
     pair = _tokens(first), _tokens(second)
     return _search(*map(_open, pair)) or _search(*pair)

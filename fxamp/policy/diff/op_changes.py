@@ -1,9 +1,9 @@
-"""Which ops two policies decide differently, and in which situations.
+"""Find the ops that two policies decide differently, and the conditions under which they do.
 
-In a policy the last rule that covers a call decides. So two policies differ on an op exactly if there can be a call
-that one rule decides in the first policy and another rule, with another cast, in the second. The rules' conditions show
-whether there can be such a call (:mod:`fxamp.policy.diff.rule_overlap`): the order of two rules matters only if one
-call can meet the conditions of both.
+In a policy the last rule that covers a call decides. So two policies differ on an op exactly if some call is decided by
+one rule in the first policy, and in the second policy by a rule with another cast. The rules' conditions show whether
+such a call can exist (:mod:`fxamp.policy.diff.rule_overlap`): the order of two rules matters only if one call can meet
+the conditions of both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def _all_rules(policy: Policy) -> list[Rule]:
 
 
 def _deciding(rules: Sequence[Rule], pattern: OpPattern, region: str) -> list[Rule | None]:
-    """Return the rules for the ops, first to last; None means following the inputs."""
+    """Return the rules for the ops, first to last; None stands for ops that follow their inputs."""
     return [None, *(rule for rule in rules if rule.covers_op(pattern.op, region))]
 
 

@@ -1,7 +1,7 @@
 """The groups of ops that the rules of policies distinguish, without a list of torch's ops.
 
-A name without overload represents every overload that no rule names; a glob every op that it covers and no rule names.
-If a rule names no ops, one pattern represents all other ops.
+A name without an overload stands for every overload that no rule names; a glob stands for every op that it covers and
+no rule names. If a rule names no ops, one pattern stands for all other ops.
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from fxamp.policy.model.settings import UNLISTED_ID
 from fxamp.policy.policy import Policy
 
 SETTINGS = (*TABLES["match"], "lower_precision_fp", "unlisted", "outputs")
-"""The settings that are compared; loss scaling comes on top."""
+"""The settings that are compared, besides loss scaling."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 
 def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
-    """Yield the keys of ``[optimizer]`` that differ; a policy without the table keeps what the optimizer makes."""
+    """Yield the keys of ``[optimizer]`` that differ; without the table, the state stays as the optimizer creates it."""
     before, after = (policy.optimizer or OptimizerPrecision() for policy in (old, new))
     for key in TABLES["optimizer"]:
         one, other = before.content().get(key), after.content().get(key)
@@ -92,7 +92,7 @@ def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
 
 
 def _meaning(key: str, value: str | Sequence[str]) -> object:
-    """Return a setting's value without spaces and without the order of its conditions, which do not count."""
+    """Return a setting's value without what does not count: spaces, and the order of its conditions."""
     if key in ("capability", "torch") and isinstance(value, str):
         return frozenset(parse(value, key, key)) if value else None
     return frozenset(value) if key in ("arch", "cpu_features") else value

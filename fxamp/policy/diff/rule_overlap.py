@@ -79,9 +79,10 @@ def _sizes_meeting(first: str, second: str) -> bool:
 
 
 def _representatives(*conditions: str) -> list[int] | None:
-    """Return numbers that stand for all numbers, None if they are too many.
+    """Return numbers that together stand for all numbers; None if that takes too many.
 
-    Between two neighbouring bounds the conditions repeat with the common multiple of those that ask for a multiple.
+    Between two neighbouring bounds the conditions are periodic; the period is the least common multiple of their
+    multiples.
     """
     terms = [term for condition in conditions for term in size_terms(condition)]
     period = lcm(*(bound[0] for sign, bound in terms if sign == MULTIPLE))
@@ -91,7 +92,7 @@ def _representatives(*conditions: str) -> list[int] | None:
     return sorted({number for bound in bounds for number in range(max(bound - 1, 0), bound + period + 1)})
 
 
-#: Beyond it two conditions are not proven to be related: too many numbers would have to be looked at.
+#: The longest period for which conditions are compared; beyond it nothing is proven.
 _LONGEST_PERIOD = 4096
 
 

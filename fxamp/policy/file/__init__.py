@@ -1,1 +1,1 @@
-"""Policy files: finding, checking, merging and writing them, and their schema."""
+"""Find, check, merge and write policy files, and describe their schema."""

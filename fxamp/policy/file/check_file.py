@@ -1,4 +1,4 @@
-"""Checks one parsed policy file against the schema and collects every mistake with its line."""
+"""Check one parsed policy file against the schema, and collect every mistake with its line."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from fxamp.policy.model.rule import Origin, Rule
 
 @dataclass(frozen=True)
 class Variant:
-    """The table ``[variant]``, which shipped files alone have: the policies that it varies, and what it gives them."""
+    """The table ``[variant]``, which only shipped files have: the policies that it extends, and its purpose."""
 
     of: list[str]
     what: str
@@ -77,7 +77,7 @@ def _table(checker: Checker, name: str, table: dict[str, Any]) -> dict[str, Any]
     return {key: value for key, value in good.items() if key not in dict(bad)}
 
 
-#: What judges the values of a table, as pairs of a key and a message. [match] is judged when all files are merged.
+#: Functions that check the values of a table together, and return keys with messages. [match] is checked after merging.
 _MISTAKES: dict[str, Callable[[Mapping[str, Any]], Iterable[tuple[str, str]]]] = {
     "match": lambda table: (),
     "loss_scale": lambda table: mistakes(table, alone=True),

@@ -1,4 +1,4 @@
-"""Checks one ``[[rule]]`` of a policy file."""
+"""Check one ``[[rule]]`` of a policy file."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +34,7 @@ def check_rule(checker: Checker, path: Path, table: dict[str, Any], ids: dict[st
         checker.mistake((*path, "args"), "args is empty; accepted: argument names with conditions, such as dim = -1")
     parsed = checker.parsed(path, good, schema.RULE_KEYS)
     for key, mistake in mistakes(kind, parsed):
-        if not key or key[0] in parsed or key[0] not in table:  # else its value is a mistake already
+        if not key or key[0] in parsed or key[0] not in table:  # otherwise its value has been reported already
             checker.mistake((*path, *key), mistake)
     if len(checker.mistakes) > before:
         return None

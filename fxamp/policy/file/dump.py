@@ -1,4 +1,4 @@
-"""Writes a policy as the text of one policy file."""
+"""Write a policy as the text of one policy file."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ _WIDTH = 120
 
 
 def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
-    """Return the text of a policy file that has the meaning of these arguments of :class:`fxamp.Policy`.
+    """Return the text of a policy file with the meaning of these arguments of :class:`fxamp.Policy`.
 
     With ``origins``, each line ends in a comment with the place where it was written.
     """
@@ -87,5 +87,5 @@ def _value(value: object) -> str:
         return f"{{ {', '.join(f'{_key(key)} = {_value(item)}' for key, item in value.items())} }}"
     if isinstance(value, float) and not isfinite(value):
         return {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
-    # TOML's basic strings are JSON's, but for DEL.
+    # TOML's basic strings are JSON's, except for DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

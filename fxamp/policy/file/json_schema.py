@@ -1,7 +1,7 @@
 """The JSON Schema of policy files, for editors: ``python -m fxamp.policy.file.json_schema > policies/schema.json``.
 
-Generated from the tables that the loader checks with, so an editor accepts the same keys and values. It cannot express
-every rule (a circle of extends, an id used twice); ``fxamp-policy check`` checks those too.
+It is generated from the tables that the loader checks files with, so an editor accepts the same keys and values. A
+schema cannot express every constraint (a circle of extends, an id used twice); ``fxamp-policy check`` checks those too.
 """
 
 import json
@@ -28,14 +28,14 @@ def _rule() -> dict[str, Any]:
 
 
 def _one_of(*kinds: type[Rule]) -> dict[str, Any]:
-    """Return the schema of a rule of one of ``kinds``; the first is what a rule without the key of a kind is to be."""
+    """Return the schema of a rule of one of ``kinds``; a rule without a kind's key is checked as the first."""
     last = kinds[-1]
     whole = {"properties": {"region": enum(tuple(last.regions))}, "required": [last.main_key]}
     return whole if len(kinds) == 1 else {"if": whole, "else": _one_of(*kinds[:-1])}
 
 
 def _object(keys: Mapping[str, Key], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the schema of a table; ``parts``: those of the tables in it."""
+    """Return the schema of a table; ``parts``: the schemas of the tables in it."""
     properties = {name: _property(key) | (parts or {}).get(name, {}) for name, key in keys.items()}
     return {"type": "object", "additionalProperties": False, "properties": properties}
 

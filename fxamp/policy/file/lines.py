@@ -1,6 +1,6 @@
-"""The line of each key and list item in a TOML text: tomllib does not report lines.
+"""Find the line of each key and list item in a TOML text, which tomllib does not report.
 
-The scanner assumes valid TOML: tomllib has parsed the text before.
+The scanner assumes valid TOML, because tomllib has parsed the text before.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Reads a policy file and the files that it extends, and merges them."""
+"""Read a policy file and the files that it extends, and merge them."""
 
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,7 @@ from fxamp.policy.file.parse import parse, read
 from fxamp.policy.file.paths import folder, is_file, is_folder, shown
 from fxamp.policy.file.shipped import built_in_names, composed, find, variant_names
 
-#: How many files may extend each other in a row.
+#: The maximum length of a chain of files that extend each other.
 DEEPEST = 100
 
 
@@ -27,7 +27,7 @@ def read_file(name_or_path: "str | PathLike[str]") -> dict[str, Any]:
 
 
 def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list[str]:
-    """Return every mistake in a policy and the files that it extends; ``part``: it is a table, not a whole policy.
+    """Return every mistake in a policy and the files that it extends; ``part``: the file is an op table, not a policy.
 
     Raises PolicyError if there is no such file.
     """
@@ -36,7 +36,7 @@ def mistakes_of(name_or_path: "str | PathLike[str]", part: bool = False) -> list
 
 
 def files_of(name_or_path: "str | PathLike[str]") -> list[Path]:
-    """Return the files of a policy or a table without mistakes: what it extends first, itself last."""
+    """Return the files of a policy or op table that has no mistakes: the ones that it extends first, itself last."""
     return [Path(file) for file in _merged(name_or_path, part=True)[1].sources][::-1]
 
 
@@ -65,7 +65,7 @@ class _Reader:
         self._seen: set[Path] = set()
 
     def add_file(self, path: Path, chain: tuple[Path, ...]) -> None:
-        """Add the file or the shipped policy at ``path``; ``chain`` holds what extends each other up to it."""
+        """Add the file or the shipped policy at ``path``; ``chain`` holds the files that extend each other up to it."""
         resolved, shipped = path.resolve(), None if is_file(path) else composed(path)
         self._seen.add(resolved)
         if shipped is None:

@@ -1,4 +1,4 @@
-"""Merges the contents of several files, first to last."""
+"""Merge the contents of several files, first to last."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from fxamp.policy.model.rule import Origin, Rule
 class Merge:
     """The merged content of the files so far. A rule with a known id replaces that rule in its place; others go last.
 
-    ``part``: the files make up a table for others to extend, not a whole policy.
+    ``part``: the files make up an op table for others to extend, not a whole policy.
     """
 
     def __init__(self, part: bool = False) -> None:
@@ -55,7 +55,7 @@ class Merge:
         }
 
     def mistakes(self, shown: str) -> list[str]:
-        """Return every mistake in the files; if there is none, what is missing in the merged result."""
+        """Return every mistake in the files; or, if there is none, every setting that the merged result lacks."""
         if not self._mistakes and not self._part:
             self._check_complete(shown)
         return self._mistakes

@@ -1,4 +1,4 @@
-"""Reads and checks the text of one policy file."""
+"""Read and check the text of one policy file."""
 
 import re
 import tomllib
@@ -34,7 +34,7 @@ def read(path: Path) -> PolicyFile:
 
 
 def parse(text: str, name: str) -> PolicyFile:
-    """Return the content of a file from its text; the caller may add to its mistakes, which call it ``name``."""
+    """Return the content of a file from its text. Mistakes call the file ``name``, and the caller may add more."""
     content = _checked(text, name)
     return replace(content, mistakes=[*content.mistakes])
 

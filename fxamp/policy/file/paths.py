@@ -1,4 +1,4 @@
-"""Paths of policy files: whether there is one, the folder of the shipped ones, and what messages call them."""
+"""Paths of policy files: tests for their existence, the folder of the shipped ones, and their names in messages."""
 
 import os
 from functools import cache

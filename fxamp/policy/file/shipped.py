@@ -1,8 +1,8 @@
-"""The shipped policies. None has a file of its own: its name gives its parts.
+"""The shipped policies. None has a file of its own: the name of each says which files it consists of.
 
 ``DEVICE-DTYPE`` is the table ``DEVICE.toml`` in that dtype. ``DEVICE-DTYPE-VARIANT`` is a policy of that device and
 dtype and then the variant's file: ``VARIANT-DEVICE.toml`` if there is one, else ``VARIANT.toml``. Its table
-``[variant]`` names the policies that it follows, so it is shipped for their devices and dtypes alone.
+``[variant]`` names the policies that it extends, so it is shipped for their devices and dtypes only.
 """
 
 import re
@@ -24,9 +24,9 @@ _NAME = re.compile(rf"({'|'.join(DEVICES)})-({'|'.join(DTYPES)})(?:-(.+))?")
 
 @dataclass(frozen=True)
 class Composition:
-    """What a shipped policy is made of: the files and policies that it extends, in order.
+    """The parts of a shipped policy: the files and policies that it extends, in order.
 
-    ``dtype``: the 16-bit dtype, if it is not set by one of them. ``purpose``: a sentence.
+    ``dtype``: the 16-bit dtype, if none of them sets it. ``purpose``: a sentence.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Composition:
 
 
 def composition(name: str) -> Composition | None:
-    """Return what the shipped policy called ``name`` is made of; None if there is no such policy."""
+    """Return the parts of the shipped policy called ``name``; None if there is no such policy."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -60,7 +60,7 @@ def composition(name: str) -> Composition | None:
 
 
 def _variant_files(device: str, variant: str) -> list[Path]:
-    """Return the files that a variant may have for a device, the device's own first."""
+    """Return the files in which a variant for a device may be, the device's own first."""
     names = [] if variant.endswith(f"-{device}") else [f"{variant}-{device}.toml", f"{variant}.toml"]
     return [folder() / name for name in names]
 

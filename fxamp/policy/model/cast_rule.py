@@ -13,13 +13,13 @@ from fxamp.policy.model.settings import unknown_value
 
 INPUT_DTYPES = ("lower_precision_fp", "fp32", "follow")
 EXPERTS = ("aten::_grouped_mm", "aten::bmm", "aten::baddbmm", "transformers::grouped_mm_fallback")
-"""The products whose weight has a matrix for each expert; those of ``matmul`` may."""
+"""The products whose weight has a matrix for each expert; the weight of ``matmul`` may have one, too."""
 
 PRODUCTS = ("aten::linear", "aten::mm", "aten::addmm", "aten::matmul", *EXPERTS)
-"""The ops that rules with a cast of :data:`RECIPES_OF` may name."""
+"""The ops that rules with a cast in :data:`RECIPES_OF` may name."""
 
 ONE_DTYPE = (Category.LOWER_PRECISION_FP, Category.FP32)
-"""The categories that name one dtype for every input: only these allow ``inputs`` and the backward."""
+"""The categories with one dtype for every input. Only they allow ``inputs``, and rules for the backward."""
 
 _DTYPES_BY_NAME = Kind("a table", (dict,), {"type": "object", "additionalProperties": enum(INPUT_DTYPES)})
 
@@ -29,9 +29,9 @@ _DTYPES_BY_NAME = Kind("a table", (dict,), {"type": "object", "additionalPropert
 class CastRule(Rule):
     """The calls that meet all conditions get this cast.
 
-    ``recipe`` is how ``cast = "fp8"``, ``"mxfp8"`` and ``"nvfp4"`` scale, one of :data:`RECIPES_OF`. ``reduces`` is a
-    condition on the number of elements that go into one result of a reduction. ``inputs`` overrides ``cast`` for single
-    arguments: "lower_precision_fp", "fp32" or "follow"; a mapping is accepted. ``advice`` is the hint in the
+    ``recipe`` says how ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"`` scales, one of :data:`RECIPES_OF`. ``reduces`` is a
+    condition on the number of elements that a reduction combines into one result. ``inputs`` overrides ``cast`` for
+    single arguments: "lower_precision_fp", "fp32" or "follow"; a mapping is accepted. ``advice`` is the hint in the
     error of a banned op. ``region``: "forward", "backward", or "both".
     """
 

@@ -15,7 +15,7 @@ class Category(StrEnum):
     FP32 = "fp32"
     """Every eligible input is cast to float32."""
     FP32_SET_OPT_DTYPE = "fp32_set_opt_dtype"
-    """Inputs do not change. If the first one is eligible and the call has no ``dtype``, ``dtype=float32`` is passed."""
+    """Inputs do not change. If the first one is eligible and the call has no ``dtype``, it gets ``dtype=float32``."""
     FP32_APPEND_DTYPE = "fp32_append_dtype"
     """Inputs do not change. The overload with a ``dtype`` gets float32 if the first one is eligible, else its dtype."""
     PROMOTE = "promote"

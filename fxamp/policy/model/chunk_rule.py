@@ -1,4 +1,4 @@
-"""Rules with ``chunks``: losses that a linear layer's results go into, computed a chunk of rows at a time."""
+"""Rules with ``chunks``: a linear layer and its loss are computed a chunk of rows at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Rule
 from fxamp.policy.model.site import LOSS
 
 AUTO = "auto"
-"""Twice the hidden size, rounded up to a power of two: a chunk's logits are two to four times the layer's weight, and
-the weight's gradient, which each chunk reads and writes, costs less time than the products."""
+"""The number of rows of a chunk: twice the hidden size, rounded up to a power of two.
+
+A chunk's logits are then two to four times as large as the layer's weight, and the weight's gradient, which each chunk
+reads and writes, takes less time than the products.
+"""
 
 Chunks = int | str
 """The rows of a chunk, or "auto"."""
 
 GRADIENTS = ("forward", "backward")
-"""What computes a chunk's gradients: the forward, which stores them, or the backward, which recomputes the logits."""
+"""Which part computes a chunk's gradients: the forward, which saves them, or the backward, from recomputed logits."""
 
 
 def chunks_of(value: object) -> Chunks:
@@ -36,7 +39,7 @@ class ChunkRule(Rule):
     """The losses that meet all conditions are computed in chunks of rows.
 
     ``chunks``: how many rows of logits exist at a time, or "auto". ``gradients``: whether the forward or the backward
-    makes the gradients of a chunk. ``elements`` is a condition on the number of logits.
+    computes the gradients of a chunk. ``elements`` is a condition on the number of logits.
     """
 
     main_key = "chunks"

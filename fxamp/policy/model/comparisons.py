@@ -1,6 +1,6 @@
 """Comparisons in policies: ``">4096"``, ``">=2.11,<2.13"``, ``"%16"``, or a plain number for equality.
 
-They are on sizes, on versions of torch, and on compute capabilities.
+They apply to sizes, versions of torch, and compute capabilities.
 """
 
 import operator
@@ -36,8 +36,7 @@ VERSIONS = "comparisons with >=, >, <=, <, == or != joined by commas, such as '>
 def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
     """Return the comparisons in ``text``, all of which must hold, with dotted numbers as tuples.
 
-    ``kind`` and ``accepted`` appear in the message of the ValueError for text that holds something else. Only a
-    size may be a multiple.
+    Other text raises ValueError, whose message names ``kind`` and ``accepted``. Only a size may be a multiple.
     """
     terms = []
     for part in text.split(","):
@@ -49,7 +48,7 @@ def parse(text: str, kind: str, accepted: str) -> tuple[Comparison, ...]:
 
 
 def meets(comparisons: tuple[Comparison, ...], numbers: Numbers) -> bool:
-    """Return whether ``numbers`` meet all comparisons; each one compares only as many parts as its bound has."""
+    """Return whether ``numbers`` meet all comparisons, each of which compares only as many parts as its bound has."""
     return all(_SIGNS[sign]((numbers + (0,) * len(bound))[: len(bound)], bound) for sign, bound in comparisons)
 
 

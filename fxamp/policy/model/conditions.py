@@ -23,7 +23,7 @@ SHAPE = """a list of sizes: numbers, comparisons such as ">4096", "*" for any si
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why a condition fails; ``unknown``: because the compiler does not know the fact."""
+    """Why a condition fails; ``unknown``: the reason is that the compiler does not know the fact."""
 
     why: str
     unknown: bool = False
@@ -107,7 +107,7 @@ class ArgCondition:
 
 
 def plain(value: object) -> str:
-    """Return ``"==64"`` as 64, and a list as TOML has it but without quotes."""
+    """Return ``"==64"`` as 64, and a list as in TOML but without quotes."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(plain, value))}]"
     return str(value).removeprefix("==")
@@ -176,4 +176,4 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "size": size_condition,
     "shape": _shape,
 }
-"""The keys of a condition's table with the function that parses each; all raise ValueError."""
+"""The function that parses each key of a condition's table; all raise ValueError."""

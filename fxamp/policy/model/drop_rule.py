@@ -1,4 +1,4 @@
-"""Rules with ``drop``: results beside a loss that a compiled graph need not compute."""
+"""Rules with ``drop``: results that a training graph need not compute besides its loss."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _TRUE = Kind("true or false", (bool,), {"const": True})
 @named_arguments
 @dataclass(frozen=True)
 class DropRule(Rule):
-    """A graph that returns a loss does not compute the results that meet all conditions, because nothing reads them.
+    """A graph that returns a loss does not compute the results that meet all conditions, which training does not read.
 
     ``elements`` is a condition on the size of the result.
     """

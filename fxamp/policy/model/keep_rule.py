@@ -62,10 +62,10 @@ def _reader_mismatch(names: tuple[str, ...], site: Site) -> Mismatch | None:
 @named_arguments
 @dataclass(frozen=True)
 class KeepRule(Rule):
-    """The results of calls that meet all conditions are stored so for the backward.
+    """The results of calls that meet all conditions are saved for the backward in this form.
 
-    ``block`` elements share a scale, 0 without scales. ``elements`` is a condition on the size of the result. At least
-    one of the ops in ``read_by`` must read it in the forward.
+    ``block`` elements share a scale; it is 0 for forms without scales. ``elements`` is a condition on the number of
+    elements of the result. At least one of the ops in ``read_by`` must read the result in the forward.
     """
 
     main_key = "keep"

@@ -1,4 +1,4 @@
-"""The keys of a policy file as data: what a value is, what is accepted, and which form it has in a policy.
+"""The keys of a policy file as data: the type of a value, the accepted values, and its form in a policy.
 
 A field of a rule holds its key: ``block: int = declared(Key(BLOCK, "How many elements share a scale."), 0)``. The
 loader, the JSON Schema, the writer and comparisons of policies read it there.
@@ -16,7 +16,7 @@ from fxamp.policy.model.site import Site
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value is: in words; its types, and those of the items of a list or table; as JSON Schema."""
+    """The type of a value: in words, as Python types (of the items of a list or table too), as JSON Schema."""
 
     words: str
     types: tuple[type, ...]
@@ -35,8 +35,8 @@ class Kind:
 class Key:
     """One key.
 
-    ``about``: what it is for. ``choices``: the accepted values, if they are few. ``parse``: returns the canonical form
-    of a value, or of each item of a list or table, or raises ValueError.
+    ``about``: its purpose. ``choices``: the accepted values, if they can be listed. ``parse`` returns the canonical
+    form of a value, or of each item of a list or table, or raises ValueError.
     """
 
     kind: Kind
@@ -45,9 +45,9 @@ class Key:
     parse: Callable[[Any], Any] | None = None
 
     def canonical(self, name: str, value: Any) -> Any:
-        """Return the form in which a rule holds a value that Python code gives: a tuple for a list, pairs for a table.
+        """Return the form in which a rule holds a value from Python code: a tuple for a list, pairs for a table.
 
-        Raises ValueError, which calls the key ``name``, if the value is not accepted.
+        Raises ValueError, with ``name`` as the name of the key, if the value is not accepted.
         """
         of_list, of_table = list in self.kind.types and not isinstance(value, str), dict in self.kind.types
         given = dict(value) if of_table else list(value) if of_list else value
@@ -61,7 +61,7 @@ class Key:
         return tuple(map(parse, given)) if of_list else parse(given)
 
     def written(self, value: Any) -> object:
-        """Return a value of a rule as a policy file has it."""
+        """Return a value of a rule in the form of a policy file."""
         if dict in self.kind.types:
             return {name: item.content() if isinstance(item, ArgCondition) else item for name, item in value}
         return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
@@ -69,9 +69,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Condition(Key):
-    """A key that must hold for a call, or the rule does not cover it.
+    """A key that is a condition: the rule covers only calls that meet it.
 
-    ``mismatch``: why its value fails for a call, or None. ``words``: its value as reports name it.
+    ``mismatch`` returns why its value fails for a call, or None. ``words`` returns its value in words, for reports.
     """
 
     mismatch: Callable[[Any, Site], Mismatch | None] = lambda value, site: None
@@ -79,14 +79,14 @@ class Condition(Key):
 
 
 def declared(key: Key, default: Any = MISSING, compare: bool = True) -> Any:
-    """Return a field of a rule that holds ``key``; it is optional if it has a ``default``."""
+    """Return a dataclass field of a rule for ``key``; it is optional if it has a ``default``."""
     return field(default=default, compare=compare, metadata={"key": key})
 
 
 def size(fact: str, about: str, what: str, words: str) -> Any:
-    """Return the field for a condition on a number: the field ``fact`` of :class:`Site`.
+    """Return the dataclass field of a rule for a condition on a number, which is the field ``fact`` of :class:`Site`.
 
-    ``what``: the number in words, for mismatches. ``words`` has ``{}`` for the condition: ``"reduces {}"``.
+    ``what``: the number in words, for mismatches. ``words``: a text with ``{}`` for the condition: ``"reduces {}"``.
     """
     return declared(
         Condition(
@@ -101,7 +101,7 @@ def size(fact: str, about: str, what: str, words: str) -> Any:
 
 
 def comparisons(number: str, signs: str = "") -> str:
-    """Return the pattern of comparisons of ``number``, a pattern; ``signs``: further operators, as a pattern."""
+    """Return a regular expression for comparisons with ``number``; ``signs``: more operators, both expressions."""
     term = rf"\s*({signs}>=|<=|==|!=|>|<)\s*{number}\s*"
     return f"^{term}(,{term})*$"
 

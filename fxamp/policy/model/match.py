@@ -1,8 +1,9 @@
 """The ``[match]`` table: the machines that a policy is for, and the facts about the machine at hand.
 
 The GPUs of torch's "cuda" come from two vendors. A compute capability describes NVIDIA's. torch reports one for AMD's
-too, but it means nothing there: gfx90a, with (9, 0), has no products in 8 bits, while NVIDIA's have them from (8, 9)
-on. So ``capability`` is for NVIDIA's, ``arch`` names AMD's, and a policy with only one of them is for that vendor only.
+too, but it says nothing about features: gfx90a, with (9, 0), has no 8-bit products, while NVIDIA's GPUs have them from
+(8, 9) on. So ``capability`` is for NVIDIA's GPUs, ``arch`` names AMD's, and a policy with only one of the two is for
+that vendor only.
 """
 
 import re
@@ -30,10 +31,10 @@ LACKS_FP8 = tuple(_WITHOUT_FP8.split())
 """AMD GPUs that have no products in 8 bits."""
 
 FNUZ_ARCHITECTURE = "gfx942"
-"""The AMD GPU whose products in 8 bits are in the fnuz formats, and in no others."""
+"""The AMD GPU whose 8-bit products exist in the fnuz formats only."""
 
 OF_EXPERTS = " of experts"
-"""Ends the name of a cast to 8 bits: products whose weight has a matrix for each expert run in it."""
+"""The suffix of the name of a cast to 8 bits, for products whose weight has a matrix for each expert."""
 
 EXPERTS_CAPABILITY = {"fp8": ">=9.0,<11.0", "mxfp8": ">=10.0,<11.0"}
 """The NVIDIA GPUs for which torch has grouped products in a format."""
@@ -66,7 +67,7 @@ class Machine:
     arch: str | None = None
 
     def recipe(self, name: str) -> str:
-        """Return the recipe that the machine runs for the one that a rule names: that in its own formats."""
+        """Return the recipe for the one that a rule names, in the 8-bit formats that the machine has."""
         return FNUZ.get(name, name) if self.arch == FNUZ_ARCHITECTURE else name
 
 
@@ -139,8 +140,8 @@ class Match:
     def mismatches(self, machine: Machine, casts: Collection[str] = (), recipes: Collection[str] = ()) -> Iterator[str]:
         """Describe each condition that ``machine`` fails; unknown facts are not checked.
 
-        ``casts``: "fp8", "mxfp8" and "nvfp4", if the policy has products run in them; "fp8 of experts" and so on for
-        those of experts. ``recipes``: those that its rules name.
+        ``casts``: those of "fp8", "mxfp8" and "nvfp4" in which the policy runs products; "fp8 of experts" and so on for
+        products of experts. ``recipes``: the recipes that its rules name.
         """
         if self.torch and not holds(self.torch, machine.torch):
             yield f"torch {self.torch}, but this is torch {machine.torch}"

@@ -11,27 +11,28 @@ from fxamp.policy.model.settings import unknown_value
 log = logging.getLogger(__name__)
 
 EIGHT_BIT = "8bit"
-"""Small floats with a scale for each block; torchao's word, in ``OptimState8bit``. ``keep = "int8"`` are integers."""
+"""Small floats with a scale for each block, named like torchao's ``OptimState8bit``; ``keep = "int8"`` is integers."""
 
 STATE = ("float32", "bfloat16", EIGHT_BIT, "float8_e4m3fn")
 ROUNDING = ("nearest", "stochastic")
 WEIGHTS = ("as-is", "kahan")
 
 OLD_WORDS = {"int8": EIGHT_BIT}
-"""Words for :data:`STATE` that are accepted, with a note that names the new one."""
+"""Older words for :data:`STATE` that are still accepted, with a log message that names the new one."""
 
 OTHERS = "*"
-"""In a table of states, the name for all states that the table does not name."""
+"""In a table of states, the key for all states that the table does not name."""
 
 
 @dataclass(frozen=True)
 class OptimizerPrecision:
     """The ``[optimizer]`` table; see ``policies/README.md``.
 
-    ``state``: by the name of a state of the parameters' size, the dtype in which it is stored between steps; ``"*"`` is
-    for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written. ``weights``:
-    "kahan" stores the rounding error of each 16-bit parameter beside it. ``in_backward``: compiled backwards step each
-    parameter as soon as its gradient is made; state and weights are the optimizer's own then.
+    ``state``: the dtype in which each state of the parameter's size is stored between steps, by the state's name;
+    ``"*"`` is for the others. ``rounding``: how state and bfloat16 parameters are rounded when they are written.
+    ``weights``: "kahan" stores the rounding error of each 16-bit parameter beside it. ``in_backward``: compiled
+    backwards step each parameter as soon as its gradient is computed; state and weights then stay as the optimizer has
+    them.
 
     Raises PolicyError, naming every mistake, for values that are not accepted.
     """

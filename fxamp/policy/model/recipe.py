@@ -1,8 +1,8 @@
 """The recipes of rules with ``cast = "fp8"``, ``"mxfp8"`` or ``"nvfp4"``: how each operand of a product is quantized.
 
 A recipe is data: passes, kernels and tools read it here. Names and results are those of torchao.float8 and of torchao's
-MXFP8 training. Those for NVFP4 are the recipe of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149),
-complete and without one of its parts. Those in AMD's older formats of 8 bits end with "_fnuz".
+MXFP8 training. The recipes for NVFP4 are that of "Pretraining Large Language Models with NVFP4" (arXiv 2509.25149), and
+variants without one of its parts. The names of recipes in AMD's older 8-bit formats end with "_fnuz".
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,13 @@ from types import MappingProxyType
 from fxamp.policy.model.category import Category
 
 TENSOR, ROW = "tensor", "row"
-"""Values of :attr:`Quantization.block`: all values of the operand share a scale, or all that one result sums over."""
+"""Values of :attr:`Quantization.block`: one scale for the operand, or one for each row that a result sums over."""
 
 MULTIPLE = 16
-"""The bytes that every size of an operand, except the number of rows, must be a multiple of."""
+"""Every size of an operand, except the number of rows, must be a multiple of this many bytes."""
 
 PACKED = "float4_e2m1fn_x2"
-"""The dtype of two values of 4 bits in one byte."""
+"""The dtype of two 4-bit values in one byte."""
 
 
 class Recipe(StrEnum):
@@ -44,14 +44,14 @@ class Recipe(StrEnum):
 class Quantization:
     """How one operand of a product is quantized.
 
-    ``dtype``: that of its values, as torch names it. ``block``: :data:`TENSOR`, :data:`ROW`, or the number of values
-    along the sum that share a scale. ``scale_dtype``: float32, or float8_e8m0fnu, a power of two. ``scale_rounding``:
-    "" leaves the scale that maps the largest magnitude to the dtype's largest value; "power_of_2" rounds it down to a
-    power of two. Of e8m0 scales, "floor" takes the largest magnitude's power of two over the dtype's largest, and
-    larger values saturate; "rceil" takes the least power of two with which no value saturates. A scale in float8_e4m3fn
-    is relative to a float32 scale of the tensor. ``rows``: how many rows share a block's scale. ``stochastic``: values
-    are rounded to one of both neighbours, the nearer the likelier; else to the nearest. ``hadamard``: each block is
-    first multiplied by a Hadamard matrix of its size, with random signs that never change.
+    ``dtype``: torch's name of the dtype of its values. ``block``: :data:`TENSOR`, :data:`ROW`, or the number of values
+    along the summed dimension that share a scale. ``scale_dtype``: float32; or float8_e8m0fnu, a power of two; or
+    float8_e4m3fn, relative to a float32 scale of the tensor. ``scale_rounding``, for float32: "" keeps the scale that
+    maps the largest magnitude to the dtype's largest value; "power_of_2" rounds it down to a power of two. For e8m0:
+    "floor" divides the largest magnitude's power of two by that of the dtype's largest value, and larger values
+    saturate; "rceil" is the smallest power of two with which no value saturates. ``rows``: how many rows share a
+    block's scale. ``stochastic``: values are rounded to one of their two neighbours, without bias, instead of to the
+    nearest. ``hadamard``: each block is first multiplied by a Hadamard matrix of its size, with fixed random signs.
     """
 
     dtype: str
@@ -64,7 +64,7 @@ class Quantization:
 
     @property
     def multiple(self) -> int:
-        """The number that sizes which are summed over must be a multiple of."""
+        """The summed dimension must be a multiple of this number."""
         aligned = 2 * MULTIPLE if self.dtype == PACKED else MULTIPLE
         return max(self.block, aligned) if isinstance(self.block, int) else aligned
 
@@ -79,8 +79,8 @@ _ALL_E4M3 = ("float8_e4m3fn", "float8_e4m3fnuz")
 class Products:
     """The operands of the three products of a linear layer; None for a product in 16 bits.
 
-    ``output`` is of input and weight, ``input_gradient`` of the output's gradient and weight, ``weight_gradient`` of
-    the output's gradient and input.
+    ``output`` multiplies input and weight, ``input_gradient`` the output's gradient and weight, ``weight_gradient`` the
+    output's gradient and input.
     """
 
     output: Operands
@@ -92,17 +92,17 @@ class Products:
 
     @property
     def multiple(self) -> int:
-        """The number that both sizes of a weight must be a multiple of."""
+        """Both sizes of a weight must be a multiple of this number."""
         return max(operand.multiple for operands in self if operands is not None for operand in operands)
 
     @property
     def grouped(self) -> bool:
-        """Whether kernels take groups of rows so: values in e4m3, with scales for rows or for blocks."""
+        """Whether grouped products support it: values in e4m3, with scales for rows or for blocks."""
         operands = [operand for operands in self if operands is not None for operand in operands]
         return all(operand.dtype in _ALL_E4M3 and operand.block != TENSOR for operand in operands)
 
     def in_fnuz(self) -> "Products":
-        """The same in AMD's formats: no infinities, no negative zero, and 240 as the largest of e4m3 instead of 448."""
+        """The same in AMD's formats, without infinities and negative zero; the largest e4m3 value is 240, not 448."""
 
         def turned(operands: Operands) -> Operands:
             left, right = (replace(operand, dtype=_FNUZ_DTYPES[operand.dtype]) for operand in operands)
@@ -128,7 +128,7 @@ _FP8 = {
 }
 
 FNUZ: Mapping[str, Recipe] = MappingProxyType({recipe: Recipe(f"{recipe}_fnuz") for recipe in _FP8})
-"""The recipes in AMD's fnuz formats, by those that are the same in the formats of all other GPUs."""
+"""The recipe in AMD's fnuz formats for each recipe in the formats of other GPUs."""
 
 RECIPES: Mapping[Recipe, Products] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""What all kinds of rules have in common: an id, the conditions on a call, and where the rule is written."""
+"""The base of all kinds of rules: an id, the conditions on a call, and where the rule is written."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ from fxamp.policy.model.site import Site
 _REGIONS = ("forward", "backward", "both", "kept", "loss", "results")
 
 Mistake = tuple[tuple[str, ...], str]
-"""The key that a mistake is in, empty for the whole rule, and a message."""
+"""The path of the key with the mistake, empty for the whole rule, and a message."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ ELEMENTS = size(
 
 
 class _Positional:
-    """The fields that each kind declares itself, with ``ID`` and ``OPS``, around the key that makes its kind."""
+    """The positional fields, which each kind declares itself, by ``ID`` and ``OPS``, around its main key."""
 
     id: str
     ops: tuple[str, ...]
-    _conditions: tuple[str, ...]  # the keys of those that are set, but for the ops
+    _conditions: tuple[str, ...]  # the keys of the conditions that are set, except ``ops``
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class Rule(_Positional):
-    """One rule of a policy: the calls that meet all of its conditions get what it asks for.
+    """One rule of a policy; it applies to the calls that meet all of its conditions.
 
     ``Rule(...)`` makes a rule of the kind that its keys call for: with ``cast``, ``keep``, ``chunks`` or ``drop``.
 
@@ -85,9 +85,9 @@ class Rule(_Positional):
     """
 
     main_key: ClassVar[str]
-    """The key that makes a rule one of this kind."""
+    """The key that every rule of this kind has, and no other."""
     regions: ClassVar[Mapping[str, str]]
-    """The regions that the kind is for, with what happens there to a call that no rule covers."""
+    """The regions of this kind; for each, in words, what happens to a call that no rule covers."""
 
     modules: tuple[str, ...] = declared(
         Condition(
@@ -155,12 +155,12 @@ class Rule(_Positional):
 
     @property
     def asks(self) -> str:
-        """What the rule asks for, in words."""
+        """The action of the rule in words."""
         return str(getattr(self, self.main_key))
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the rule asks for, by its keys: rules of one kind with equal settings do the same to a call."""
+        """The keys that say what the rule does, with values: rules of one kind with equal settings do the same."""
         keys = keys_of(type(self)).items()
         names = [name for name, key in keys if not isinstance(key, Condition) and name not in _COMMON]
         return {name: getattr(self, name) for name in names}
@@ -176,7 +176,7 @@ class Rule(_Positional):
         return False
 
     def conditions(self) -> list[tuple[str, Condition, Any]]:
-        """Return the conditions besides the op's name, each by its key and with its value."""
+        """Return the conditions besides the op's name: name, key and value of each."""
         keys = keys_of(type(self))
         named = ((name, keys[name]) for name in self._conditions)
         return [(name, key, getattr(self, name)) for name, key in named if isinstance(key, Condition)]
@@ -204,16 +204,16 @@ class Rule(_Positional):
 
     @classmethod
     def _mistakes(cls, given: Mapping[str, Any]) -> Iterator[Mistake]:
-        """Yield the mistakes in the kind's own keys taken together; ``given`` is that of :func:`mistakes`."""
+        """Yield the mistakes in the combination of the kind's own keys; ``given`` as in :func:`mistakes`."""
         return iter(())
 
 
 _COMMON = ("id", "region", "torch", "why")
-"""The keys of all rules that are no conditions on a call."""
+"""The keys of all rules that are not conditions on a call."""
 
 
 def keys_of(kind: type[Rule]) -> Mapping[str, Key]:
-    """Return the keys of a kind: what it asks for, its conditions, then the others; tables are last, as in TOML."""
+    """Return the keys of a kind: its own settings, its conditions, then the others; tables are last, as in TOML."""
     hashable: Any = kind
     return _keys(hashable)
 
@@ -235,14 +235,14 @@ def kinds() -> dict[str, type[Rule]]:
 
 
 def kind_of(table: Mapping[str, Any]) -> type[Rule]:
-    """Return the kind of a rule with these keys: that of the first one that makes a kind, else that of the region."""
+    """Return the kind of a rule with these keys: by the first main key among them, else by the region."""
     found = next((kinds()[key] for key in table if key in kinds()), None)
     region = table.get("region", "")
     return found or next((kind for kind in kinds().values() if region in [*kind.regions]), kinds()["cast"])
 
 
 def mistakes(kind: type[Rule], given: Mapping[str, Any]) -> Iterator[Mistake]:
-    """Yield the mistakes in the keys of a rule taken together; ``given`` holds those with an accepted value."""
+    """Yield the mistakes in the combination of a rule's keys; ``given`` holds the keys with an accepted value."""
     main, region = kind.main_key, given.get("region", "")
     for name in [name for name in given if name not in keys_of(kind)]:
         if name in kinds():

@@ -1,4 +1,4 @@
-"""Which of a policy's rules decides a call: the last one that covers it."""
+"""Find the rule of a policy that decides a call, which is the last one that covers it."""
 
 from dataclasses import dataclass
 
@@ -22,12 +22,12 @@ class Ruling:
 
     @property
     def unknown(self) -> str:
-        """A message on rules that were passed over because a fact is unknown to the compiler; "" if there are none."""
+        """A message about rules that were passed over because the compiler does not know a fact; "" if none were."""
         return "; ".join(f"rule {rule.id} is passed over: {o.why}" for rule, o in self.passed_over if o.unknown)
 
 
 class RuleIndex:
-    """The rules of a policy, indexed by op. Rules without further conditions are decided by the op alone."""
+    """The rules of a policy, indexed by op. The op alone decides whether a rule without further conditions applies."""
 
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self._rules = rules

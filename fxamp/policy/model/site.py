@@ -21,7 +21,7 @@ RESULT = "result"
 
 @dataclass(frozen=True)
 class Symbol:
-    """A number that is not known while compiling, by its text: ``"s77"``."""
+    """A number that is not known at compile time, by its text: ``"s77"``."""
 
     text: str
 
@@ -73,9 +73,9 @@ class Site:
     the root; ``module_classes``: the qualified class names of the modules around it. ``args``: what it is called with,
     by the names of the op's schema, defaults included. ``region``: one of :data:`REGIONS`. ``reduces``: how many
     elements go into one result of a reduction, None for other ops. ``computes``: False for a call that only moves or
-    views values, or names its dtype itself. ``elements``: how many its result has, and ``readers``: the ops that read
-    that in the forward: for region "kept", and without ``readers`` for "results"; for "loss", ``elements`` counts the
-    logits. ``partial``: facts that are missing are unknown, not absent.
+    views values, or names its dtype itself. ``elements``: the number of elements of the result, for the regions "kept"
+    and "results"; for "loss", the number of logits. ``readers``: for "kept", the ops that read the result in the
+    forward. ``partial``: missing facts are unknown, not absent.
     """
 
     op: str
