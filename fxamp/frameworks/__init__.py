@@ -1,4 +1,4 @@
-"""Training frameworks that own the loop: one line for each. A framework's module is imported on first access.
+"""Adapters for frameworks that own the training loop, one line each. A framework's module is imported on first access.
 
     fxamp.frameworks.transformers.FxampCallback(policy=...)       Trainer(callbacks=[...])
     fxamp.frameworks.accelerate.prepare(accelerator, model, ...)  instead of accelerator.prepare(...)

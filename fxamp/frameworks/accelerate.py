@@ -16,10 +16,10 @@ from fxamp.scaler import GradScaler
 
 warn_untested("accelerate")
 
-#: Distributed types whose engines step, gather or scale themselves.
+#: Distributed types whose engines step, gather or scale by themselves.
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA)
 
-#: Optimizers without a scaler that have the hook for their first step.
+#: Optimizers without a scaler that already have the hook for their first step.
 _seen: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 
@@ -45,8 +45,8 @@ def prepare(
         options: further options of the backend. ``compile_arguments``: arguments of torch.compile, such as ``dynamic``.
 
     Returns:
-        What ``accelerator.prepare`` returns. With ``skip="device"`` a skip becomes known after the step;
-        schedulers then leave out a later step in its place. Nothing waits for the device.
+        The result of ``accelerator.prepare``. With ``skip="device"``, a skip becomes known only after the step, and
+        schedulers then leave out a later step in its place; nothing waits for the device.
 
     Raises:
         OptionError: the accelerator scales losses itself (``mixed_precision="fp16"``), uses another engine, or already

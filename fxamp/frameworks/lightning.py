@@ -1,4 +1,4 @@
-"""Lightning: a precision plugin that compiles the steps that Lightning calls, and scales in float16."""
+"""Lightning: a precision plugin that compiles the methods that Lightning calls, and scales the loss in float16."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +20,8 @@ warn_untested("lightning")
 #: The methods of a module that Lightning calls.
 _STEPS = ("forward", "training_step", "validation_step", "test_step", "predict_step")
 
-#: Lightning's own methods that steps call. They stay outside the graphs: Dynamo fails in them, or they compute nothing.
+#: Lightning's own methods that steps call. They stay outside the graphs, because Dynamo fails in them or they compute
+#: nothing.
 _LEFT_OUTSIDE = ("log", "log_dict", "print", "manual_backward", "optimizers", "lr_schedulers", "all_gather")
 
 
@@ -80,7 +81,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
         self._replaced.clear()
 
     def _replace(self, module: LightningModule, name: str, value: Callable[..., Any]) -> None:
-        """Replace a method of ``module``; remember its own attribute, None if the method is its class's."""
+        """Replace a method of ``module``; remember its own attribute, or None if the class defined it."""
         self._replaced.append((module, name, vars(module).get(name)))
         setattr(module, name, value)
 

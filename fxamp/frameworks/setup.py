@@ -16,7 +16,7 @@ from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler import GradScaler
 
-#: Arguments of torch.compile that are fxamp's own.
+#: Arguments of torch.compile that fxamp sets itself.
 _SET_HERE = ("backend", "options")
 
 ScalerLike = GradScaler | Mapping[str, Any] | None
@@ -24,7 +24,7 @@ ScalerLike = GradScaler | Mapping[str, Any] | None
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """``policy``, ``options``: of the backend; ``arguments``: of torch.compile. ``scaler``: None if none is needed.
+    """The backend's ``policy`` and ``options``, torch.compile's ``arguments``; ``scaler``: None if not needed.
 
     Create it with :func:`setup`.
     """
@@ -57,10 +57,10 @@ def setup(
     arguments: Mapping[str, Any],
     own: Sequence[str] = (),
 ) -> Setup:
-    """Check the arguments and create the scaler, attached: only compiled backwards scale, and gradients are unscaled.
+    """Check the arguments, and create an attached scaler: only compiled backwards scale; ``.grad`` is unscaled.
 
     Args:
-        called: the name of the callable that takes these arguments, and ``own`` ones.
+        called: the name of the callable that takes these arguments, and its ``own`` ones.
         policy: "auto", a built-in name, a path, or a Policy.
         scaler: a GradScaler; or its arguments, which override the policy's settings; or None: a scaler if the policy
             is for float16, else none.
@@ -90,7 +90,7 @@ def setup(
 
 
 def _require_known(called: str, arguments: Mapping[str, Any], own: Sequence[str]) -> None:
-    """Raise ArgumentError for a name that is not torch.compile's; it may be that of an option of the backend."""
+    """Raise ArgumentError for a name that torch.compile does not have, such as an option of the backend."""
     kinds = inspect.signature(torch.compile).parameters.values()
     of_compile = [part.name for part in kinds if part.kind is part.KEYWORD_ONLY and part.name not in _SET_HERE]
     own = ["policy", "scaler", "options", *own]
@@ -118,7 +118,7 @@ def _scaler_for(policy: str | Policy, value: Any) -> GradScaler | None:
 
 
 def warn_untested(package: str) -> None:
-    """Log once if ``package`` is not of the version (major and minor) that fxamp is tested with."""
+    """Log once if ``package`` does not have the version (major and minor) that fxamp is tested with."""
     try:
         requirements, installed = metadata.requires("fxamp") or [], metadata.version(package)
     except metadata.PackageNotFoundError:

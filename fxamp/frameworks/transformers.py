@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: a callback that compiles the model, and in float16 steps the optimizer through a scaler."""
+"""Hugging Face Trainer: a callback that compiles the model, and steps the optimizer through a scaler in float16."""
 
 import os
 from collections.abc import Mapping
@@ -41,8 +41,8 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         policy: "auto", a built-in name, a path, or a Policy.
         scaler: a GradScaler; a dict of its arguments (``{"skip": "device"}``); None: the policy decides.
         options: further options of the backend.
-        drop_logits: training computes the loss alone; logits over a large vocabulary are the largest other result.
-            Whatever reads them raises DroppedResultError. Evaluation makes them. Needs a policy other than "auto".
+        drop_logits: training computes only the loss, not the logits, the largest other result of a language model. Code
+            that reads them raises DroppedResultError. Evaluation computes them. Needs a policy other than "auto".
         compile_arguments: arguments of torch.compile, such as ``dynamic``.
 
     Raises:
@@ -108,7 +108,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Let the scaler raise its errors: the Trainer does not call it with the loss."""
+        """Let the scaler raise its errors, because the Trainer never calls it with the loss."""
         if self.scaler is not None:
             self.scaler.scale(torch.zeros(()))
 
@@ -137,7 +137,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         if model is None or model is self._compiled:
             return
         if "drop_logits" in self._given and vars(model).get("loss_type", "") is None:
-            model.loss_type = "ForCausalLM"  # its loss; else transformers logs so, which parts the loss from the graph
+            model.loss_type = "ForCausalLM"  # its loss; otherwise transformers logs first, which breaks the graph
         self._setup.compile_in_place(model)
         self._compiled = model
 
@@ -159,7 +159,7 @@ def _saved(state: TrainerState) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` in a form that JSON can hold."""
+    """Return ``value`` in a form that JSON can represent."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, os.PathLike):
