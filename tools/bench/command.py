@@ -29,6 +29,10 @@ SUBCOMMANDS: Subcommands = {
         "fxamp.tools.bench.host.command",
         "CPU time and calls that a step of tiny layers takes on the host, beside torch's",
     ),
+    "step": (
+        "fxamp.tools.bench.train.step",
+        "how long an optimizer's step takes to compile and to run, beside torch's",
+    ),
     "cost": (
         "fxamp.tools.bench.cost.command",
         "bytes, launches and FLOPs of a step on a GPU, counted without one",

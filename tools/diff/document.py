@@ -15,6 +15,8 @@ def parts(comparison: Comparison) -> Iterator[Part]:
         from fxamp.tools.diff.effect_parts import effect_parts
 
         yield from effect_parts(effect)
+    for cost in comparison.costs:
+        yield Part(remarks=list(cost.lines()), verbatim=True)
     for numbers in comparison.runs:
         from fxamp.tools.diff.numbers_parts import numbers_parts
 
@@ -43,8 +45,8 @@ def policy_parts(comparison: Comparison) -> Iterator[Part]:
 
 def setting_rows(comparison: Comparison) -> list[Cells]:
     """Return the settings that differ: mark, key, old and new value."""
-    marked = [("~", one.key, one) for one in comparison.diff.settings]
-    marked += [("!", f"loss_scale.{one.key}", one) for one in comparison.diff.loss_scale]
+    marked = [("~", one.key, one) for one in comparison.settings]
+    marked += [("!", f"loss_scale.{one.key}", one) for one in comparison.loss_scale]
     return [(sign, key, value(one.old), value(one.new)) for sign, key, one in marked]
 
 

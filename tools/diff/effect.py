@@ -77,14 +77,14 @@ class Effect:
         }
 
 
-def effects(file: str, old: Side, new: Side) -> Iterator[Effect]:
+def effects(file: str, old: Side, new: Side, trust: bool) -> Iterator[Effect]:
     """Apply both policies to every graph of ``file``.
 
     Raises ListingError for a file without a graph to which policies can be applied, PolicyError if the graph is for a
     device that neither policy is for.
     """
     warned: dict[str, None] = {}
-    for graph in prepare(file, Request(prog=PROG)):
+    for graph in prepare(file, Request(trust=trust, prog=PROG)):
         warned |= dict.fromkeys(graph.warnings)
         accepted = {"", "cpu", old.policy.device, new.policy.device}
         if graph.device not in accepted:

@@ -19,21 +19,23 @@ def to_json(comparison: Comparison) -> str:
     """Return the comparison as JSON; null means not set, or for an op that it follows its inputs."""
     written: dict[str, Any] = {
         "format": FORMAT,
-        "same": comparison.diff.same,
+        "same": comparison.same,
         "old": _side(comparison.old),
         "new": _side(comparison.new),
-        "settings": [_setting(change) for change in comparison.diff.settings],
-        "loss_scale": [_setting(change) for change in comparison.diff.loss_scale],
+        "settings": [_setting(change) for change in comparison.settings],
+        "loss_scale": [_setting(change) for change in comparison.loss_scale],
         "rules": [_rule_change(change) for change in comparison.diff.rules],
         "ops": [_op(change) for change in comparison.diff.ops],
         "graphs": [effect.content() for effect in comparison.effects],
         "runs": [run.content() for run in comparison.runs],
     }
+    if comparison.costs:
+        written["costs"] = [cost.content() for cost in comparison.costs]
     return json.dumps(written, indent=1, ensure_ascii=False) + "\n"
 
 
 def _side(side: Side) -> dict[str, Any]:
-    settings = {key: getattr(side.policy, key) for key in ("device", "lower_precision_fp")}
+    settings = {key: getattr(side.policy, key) for key in ("device", "lower_precision_fp") if key not in side.open}
     return {"name": side.policy.name, "given": side.source, **settings}
 
 

@@ -32,7 +32,7 @@ def _part(part: Part) -> Iterator[str]:
         yield from folded(part.title, table(names, written)) if part.folds else table(names, written)
     if part.rows and part.remarks:
         yield ""
-    yield from map(cell, part.remarks)
+    yield from part.remarks if part.verbatim else map(cell, part.remarks)
 
 
 def folded(title: str, lines: Iterable[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Errors of a model's outputs and gradients against float64 under two policies.
+"""Errors of a model's outputs and gradients against float64 under two policies, and where the policies first diverge.
 
 Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"``, including its rules for the backward
 and its loss scaling. The reference is the model and its inputs in float64.
@@ -17,8 +17,9 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.silence import one_line, quiet
+from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
 from fxamp.tools.diff.sides import Side
-from fxamp.tools.inputs.measurement import Batch, Copy, Results, floating, relative, under_policy
+from fxamp.tools.inputs.measurement import Results, floating, relative, under_policy
 from fxamp.tools.inputs.model_file import Program, program
 
 PROG = "fxamp-diff"
@@ -52,16 +53,21 @@ class Errors:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The errors under each policy; ``random`` means that two runs of the reference differ."""
+    """The errors under each policy; ``where`` they first diverge: None if nowhere, a string if that is unknown.
+
+    ``random`` means that two runs of the reference differ.
+    """
 
     file: str
     errors: tuple[Errors, Errors]
+    where: Divergence | str | None
     random: bool
 
     def content(self) -> dict[str, Any]:
         """Return the numbers as plain data."""
         old, new = self.errors
-        return {"file": self.file, "old": old.content(), "new": new.content(), "random": self.random}
+        where = self.where.content() if isinstance(self.where, Divergence) else self.where
+        return {"file": self.file, "old": old.content(), "new": new.content(), "diverges": where, "random": self.random}
 
 
 def run_both(file: str, old: Side, new: Side) -> Numbers:
@@ -73,21 +79,18 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
         _require_device(side)
     defined = program(file, lambda text: notice(f"{PROG}: {text}"))
     errors: list[Errors] = []
-    with quiet(), bar("runs", 4, "run") as progress, so_far(lambda: _errors_so_far(old, errors)):
+    with quiet(), bar("runs", 5, "run") as progress, so_far(lambda: _errors_so_far(old, errors)):
         references = []
         for seed in (0, 1):
             references.append(_reference(file, defined, seed))
             progress.update()
         for side in (old, new):
-            here = _copied(defined, side.policy.device)
+            here = copied(defined, side.policy.device)
             errors.append(_errors(references[0], *under_policy(file, here, side.policy, "aot_eager", start)))
             progress.update()
-    return Numbers(file, (errors[0], errors[1]), not references[0].same_outputs(references[1]))
-
-
-def _copied(program: Program, device: str, dtype: torch.dtype | None = None) -> Copy:
-    """Return a copy of the program on ``device``, with floating-point tensors in ``dtype`` if it is given."""
-    return Copy.of(program.model, [Batch(program.args, program.kwargs)], device, dtype)
+        where = first_divergence(defined, old.policy, new.policy)
+        progress.update()
+    return Numbers(file, (errors[0], errors[1]), where, not references[0].same_outputs(references[1]))
 
 
 def start(output: Any) -> list[tuple[Tensor, Tensor]]:
@@ -114,7 +117,7 @@ def _errors_so_far(old: Side, errors: Sequence[Errors]) -> str:
 
 def _reference(file: str, program: Program, seed: int) -> Results:
     try:
-        exact = _copied(program, "cpu", torch.float64)
+        exact = copied(program, "cpu", torch.float64)
         return exact.run(exact.model, start, seed=seed)
     except Exception as error:
         raise ListingError(f"{file}: the model does not run in float64: {one_line(error)}") from error

@@ -1,12 +1,14 @@
-"""The errors of a model under two policies as parts."""
+"""The errors of a model under two policies as parts, and where the two first diverge."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fxamp.tools.common.formatting import op_name, place
 from fxamp.tools.common.table import Column, Layout
 from fxamp.tools.diff.part import Cells, Part
 
 if TYPE_CHECKING:
+    from fxamp.tools.diff.diverge import Divergence
     from fxamp.tools.diff.numbers import Errors, Numbers
 
 _VALUE = "relative error against float64"
@@ -37,9 +39,24 @@ def _error_rows(numbers: "Numbers") -> Iterator[Cells]:
 
 
 def _remarks(numbers: "Numbers") -> Iterator[str]:
-    """Yield warnings about the numbers."""
+    """Yield where the policies first diverge, and warnings about the numbers."""
+    where = numbers.where
+    if where is None:
+        yield "no op differs by more than rounding"
+    elif isinstance(where, str):
+        yield f"the first divergence is {where}"
+    else:
+        yield f"they first diverge at {_place(where)}"
     if numbers.random:
         yield "the model draws random numbers (dropout?): its errors hold these too; model.eval() leaves them out"
+
+
+def _place(where: "Divergence") -> str:
+    entry = where.new
+    line = f" at {place(entry.source)}" if entry.source is not None else ""
+    module = f" in {entry.module}" if entry.module else ""
+    dtypes = where.old.dtype if where.old.dtype == entry.dtype else f"{where.old.dtype} -> {entry.dtype}"
+    return f"{entry.name} ({op_name(entry)}){line}{module}: {dtypes}, relative difference {_error(where.difference)}"
 
 
 def _worst(old: "Errors", new: "Errors") -> list[str]:

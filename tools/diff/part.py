@@ -27,7 +27,8 @@ _TABLE, _NOTHING = Shape("table"), Layout(())
 class Part:
     """A title, rows under it, and remarks; any may be missing. ``folds``: Markdown collapses the rows.
 
-    ``prose``: the titles of columns whose cells are prose; all others are code.
+    ``prose``: the titles of columns whose cells are prose; all others are code. ``verbatim``: the remarks are lines of
+    another command.
     """
 
     title: str = ""
@@ -36,6 +37,7 @@ class Part:
     shape: Shape = _TABLE
     folds: bool = False
     remarks: Sequence[str] = ()
+    verbatim: bool = False
     prose: Sequence[str] = ()
 
     def columns_with_text(self) -> tuple[list[str], list[Cells]]:

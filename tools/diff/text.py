@@ -48,7 +48,7 @@ def _part(part: Part, look: Look) -> Iterator[str]:
         yield from render(part.layout, rows, look.width, painter(look, *part.layout.dtypes))
     if part.rows and part.remarks:
         yield ""
-    yield from map(printable, part.remarks)
+    yield from part.remarks if part.verbatim else map(printable, part.remarks)
 
 
 def _groups(rows: Sequence[Cells], look: Look) -> Iterator[str]:

@@ -139,12 +139,12 @@ def ops_counted(changes: Sequence[OpChange]) -> int:
 
 def summary(comparison: Comparison) -> str:
     """Return the last line: whether the policies decide the same."""
-    if comparison.diff.same:
+    if comparison.same:
         rest = f"; {plural(len(comparison.diff.rules), 'rule')} written differently" if comparison.diff.rules else ""
         return f"the same: nothing is decided differently{rest}"
     counts = [
-        (len(comparison.diff.settings), "setting"),
-        (len(comparison.diff.loss_scale), "loss-scaling setting"),
+        (len(comparison.settings), "setting"),
+        (len(comparison.loss_scale), "loss-scaling setting"),
         (len(comparison.diff.rules), "rule"),
     ]
     parts = [plural(count, one) for count, one in counts if count]

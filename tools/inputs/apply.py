@@ -17,13 +17,15 @@ class Request:
 
     ``policy``: a built-in name, a path, or "auto". None does not change a graph that is given as text, and means "auto"
     for a program. ``device``: the program's device ("cuda", "cuda:1"), which this machine need not have; None: the
-    device of its tensors. ``prog`` is the tool's name, for messages on stderr. ``kept`` asks which values a compiled
+    device of its tensors. ``trust`` allows running code of the input: a .pt2, an fx_graph_runnable.py whose
+    text is not enough. ``prog`` is the tool's name, for messages on stderr. ``kept`` asks which values a compiled
     forward keeps for the backward; under a policy with rules for them they are listed in any case. ``arch``: that of
     the AMD GPU in whose 8-bit formats products run.
     """
 
     policy: str | None = None
     device: str | None = None
+    trust: bool = False
     prog: str = "fxamp-show"
     kept: bool = False
     arch: str | None = None

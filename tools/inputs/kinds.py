@@ -11,7 +11,7 @@ from fxamp.tools.common.silence import one_line
 
 ACCEPTED = (
     "a graph as text (GraphModule.print_readable, TORCH_COMPILE_DEBUG, tlparse, fxamp's dumps), fx_graph_runnable.py, "
-    "a Python file with model and inputs"
+    "a .pt2 of torch.export, a Python file with model and inputs"
 )
 
 
@@ -29,11 +29,13 @@ def existing(path: str, accepted: str = ACCEPTED) -> str:
 
 
 def kind_of(file: str) -> str:
-    """Return the kind of a file: "graph", "runnable" or "model"."""
+    """Return the kind of a file: "graph", "runnable", "model" or "exported"."""
     with Path(file).open("rb") as stream:
         head = stream.read(4096)
-    if b"\0" in head:
-        raise ListingError(f"{file}: it is not text; accepted: {ACCEPTED}")
+    if head.startswith(b"PK\x03\x04") or (file.endswith(".pt2") and b"\0" in head):
+        return "exported"
+    if b"\0" in head or file.endswith(".pt2"):
+        raise ListingError(f"{file}: it is neither text nor an archive of torch.export; accepted: {ACCEPTED}")
     tree = syntax(file)
     kind = "graph" if tree is None else _kind_of(tree)
     if kind == "model" and not file.endswith(".py"):

@@ -14,6 +14,7 @@ from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
 from fxamp.reports.kept import kept_bytes
+from fxamp.reports.list_graph import list_graph
 from fxamp.reports.record import record_graph
 from fxamp.tools.inputs.expressions import Opaque
 from fxamp.tools.inputs.partitioned import kept_values
@@ -62,6 +63,13 @@ class ProgramGraph:
         values = kept_values(captured.module, self.inputs, policy) if partitioned else ()
         listing = replace(record.listing, name=self.name, kept_before=before, kept_after=after, kept=values)
         return self._in_its_words(listing, policy.device)
+
+    def plain_listing(self) -> Listing:
+        """Return the listing of the captured graph, without a policy."""
+        captured = self.captured()
+        nbytes = kept_bytes(captured.module, captured.mode)
+        listing = list_graph(captured.module, self.name, ended=self.ended, kept_before=nbytes)
+        return self._in_its_words(listing, self.device or "cpu")
 
     def _in_its_words(self, listing: Listing, device: str) -> Listing:
         """Restore the program's own devices, symbol names, and names of functions that are unknown here."""

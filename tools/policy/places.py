@@ -10,14 +10,15 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured, capture
-from fxamp.graph import all_graphs, module_path, op_name, tensor_value
+from fxamp.graph import all_graphs, argument, module_path, op_name, tensor_value
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.scale_products import EXPERTS, SCALED
 from fxamp.passes.shared.decision import decision, inserted_for
 from fxamp.passes.shared.sites import computes, site_of
 from fxamp.pipeline import cast_graph
-from fxamp.policy import CastRule, Category, Policy
+from fxamp.policy import CastRule, Category, Policy, Recipe
+from fxamp.tools.policy.operands import Operand, operands
 from fxamp.torch_dtypes import NARROW
 
 
@@ -35,13 +36,15 @@ class Use:
 
     ``values`` maps the node names of the values that the call reads or returns in 16 bits under the policy to their
     role ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32; ``values`` are then
-    all that it reads and returns. ``in_fp8``: whether it multiplies in fp8.
+    all that it reads and returns. ``recipe``: how it multiplies in fp8, None if it does not; ``operands`` are then what
+    it rounds to 8 bits.
     """
 
     place: ModuleOp
     values: Mapping[str, str]
     raised: bool = False
-    in_fp8: bool = False
+    recipe: Recipe | None = None
+    operands: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
         known = {name: label for name, label in _labels(node) if name in read}
         low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
         if low:
-            yield Use(place, low, in_fp8=changed.target in (SCALED, EXPERTS))
+            recipe = Recipe(argument(changed, "recipe")) if changed.target in (SCALED, EXPERTS) else None
+            yield Use(place, low, False, recipe, () if recipe is None else tuple(operands(node, recipe)))
         elif known and _raised(changed):
             yield Use(place, known, raised=True)
 

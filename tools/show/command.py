@@ -12,7 +12,7 @@ from fxamp.tools.common.terminal import look_of
 from fxamp.tools.show.select import Selection, select
 
 PROG = "fxamp-show"
-_SOURCE = "a graph as text, fx_graph_runnable.py, or a Python file with model and inputs"
+_SOURCE = "a graph as text, fx_graph_runnable.py, a .pt2, or a Python file with model and inputs"
 
 #: What ``--sort`` accepts.
 SORTS = ("bytes", "kept")
@@ -45,6 +45,7 @@ def _parser() -> Parser:
     add("--kept", action="store_true", help="only what the forward keeps for the backward, the largest first")
     add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")
     add("--graph", metavar="N", type=natural, help="only this graph of the input, counted from 0")
+    add("--trust", action="store_true", help="allow running code of the input: a .pt2, or an fx_graph_runnable.py")
     add("--width", metavar="N", type=positive, help="fit the text to N columns; the terminal's unless given")
     return parser
 
@@ -82,7 +83,7 @@ def _load(options: Namespace) -> Document:
 
     try:
         with_kept = options.kept or options.sort == "kept"
-        request = Request(options.policy, options.device, kept=with_kept, arch=options.arch)
+        request = Request(options.policy, options.device, options.trust, kept=with_kept, arch=options.arch)
         return load(options.source, request)
     except OSError as error:
         raise ListingError(f"{options.source}: {error.strerror or error}") from error

@@ -336,6 +336,26 @@ def test_json_and_tables_hold_every_way_and_the_whole_model(
     assert "| torch.compile + autocast" in capsys.readouterr().out
 
 
+def test_every_model_dtype_and_way_is_in_one_table(
+    uncompiled: list[tuple[Workload, Way]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["cost", "--every", "--markdown", "--layers", "3"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    assert len(lines) == len(set(lines)) == 5 * 2 * 2 and len(set(map(repr, uncompiled))) == len(uncompiled) == 80
+    asked = {way.policy for workload, way in uncompiled if workload.dtype == "bfloat16"}
+    assert asked == {"", "auto", "cuda-bfloat16", "cuda-bfloat16-fast"}
+    count = _count(3)
+    peak, held = f"{count.peak.bytes / 1e6:.0f}", f"{count.kept_bytes / 1e6:.0f}"
+    four = [" / ".join([cell] * 4) for cell in ("0.00", "12", held, peak)]
+    assert any(
+        line.startswith("| `bert-base` | bfloat16 | loss | " + " | ".join(four)) for line in map(_squeezed, lines)
+    )
+
+
+def _squeezed(line: str) -> str:
+    return " ".join(line.split())
+
+
 @pytest.mark.parametrize(
     ("compiler", "expected"),
     [

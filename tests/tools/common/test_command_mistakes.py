@@ -27,6 +27,7 @@ COMMANDS: dict[str, Main] = {
 FILES = {
     "later.toml": 'extends = ["cuda-float16.toml"]\n[match]\ntorch = ">=9"\n',
     "broken.toml": 'extends = ["cuda-float16.toml"]\ncasts = "fp32"\n',
+    "table.toml": '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n',
     "gpt.txt": write_listing(gpt()),
     "open.py": "import torch\nmodel = (\n",
 }
@@ -37,7 +38,7 @@ CASES = [
     ("show gpt.tx", "gpt.tx does not exist (did you mean 'gpt.txt'?); accepted: a graph as text"),
     ("show open.py", "nor is it Python: line 2: '(' was never closed"),
     ("show .", ". is a folder; accepted: a graph as text"),
-    ("show bytes.bin", "bytes.bin: it is not text; accepted: "),
+    ("show bytes.bin", "bytes.bin: it is neither text nor an archive of torch.export; accepted: "),
     ("show latin.txt", "latin.txt: it is not text in UTF-8; accepted: "),
     ("show gpt.txt --format jsn", "argument --format: 'jsn' is unknown (did you mean 'json'?); accepted: text, json"),
     ("show gpt.txt --polcy x", "unknown option '--polcy' (did you mean '--policy'?); accepted: --all"),
@@ -66,7 +67,9 @@ CASES = [
     ("diff later.toml cuda-float16", "policy 'later' needs torch >=9, but torch "),
     ("diff later.toml cuda-float16 --torch 2.13", "policy 'later' does not match: it needs torch >=9"),
     ("diff broken.toml cuda-float16", "broken.toml:2: unknown key 'casts' in a policy file"),
+    ("diff table.toml cuda-float16 --graph g.py", "table.toml is an op table, which does not say device or"),
     ("diff cuda-float16 cpu-float16 --output no/where.txt", "--output 'no/where.txt': there is no folder"),
+    ("diff --git x.toml y", "--git was called with 2 arguments; accepted: git's PATH OLD-FILE"),
     ("policy chek", "unknown subcommand 'chek' (did you mean 'check'?); accepted: list, check, show, explain"),
     ("policy show cpu-float61", "no policy is named 'cpu-float61'"),
     ("policy show cpu-float16 --device cuda", "is for device 'cpu', but the program runs on 'cuda'"),
@@ -96,7 +99,7 @@ CASES = [
         "do not depend on how values are kept; accepted: gradient",
     ),
     ("bench polices", "did you mean 'policies'"),
-    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, host, cost, policies, kernels"),
+    ("bench all --json", "unknown subcommand 'all'; accepted: check, train, host, step, cost, policies, kernels"),
     ("bench train --model gpt2", "'gpt2-124m'"),
     ("bench train --contenders fxamp,compile-autocst", "'compile-autocast'"),
     ("bench train --set widht=3", "'width'"),
@@ -107,6 +110,11 @@ CASES = [
     ("bench train --optimizer NAdem", "'NAdam'"),
     ("bench train --clip -1", "'-1'"),
     ("bench train --contenders fxamp-skip-device", "float16"),
+    ("bench step --contenders fussed", "(did you mean 'fused'?)"),
+    ("bench step --optimizer AdamsW", "(did you mean 'AdamW'?)"),
+    ("bench step --parameters 0", "'0' is not a whole number of 1 or more"),
+    ("bench step --lowering eager", "'eager'"),
+    ("bench cost --every --model mlp", "--every counts all models"),
     ("bench cost --policy cuda-flot16", "cuda-float16"),
     ("bench cost nowhere.py", "nowhere.py: there is no such file"),
     ("bench cost nowhere.py --layers 2", "--layers are for the models"),
@@ -125,7 +133,7 @@ CASES = [
 ]
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-DEVICES = ("bench check", "bench train", "demo")
+DEVICES = ("bench check", "bench train", "bench step", "demo")
 ELSEWHERE = [
     pytest.param("bench kernels --arch sm90", "did you mean 'sm_90'", marks=needs_triton),
     *(pytest.param(f"{command} --device cuda", "no CUDA device", marks=WITHOUT_GPU) for command in DEVICES),

@@ -25,6 +25,7 @@ Main = Callable[[Sequence[str]], int]
 READERS: dict[str, tuple[Main, list[str]]] = {
     "show": (show.main, ["FILE"]),
     "show under a policy": (show.main, ["FILE", "--policy", "cpu-bfloat16"]),
+    "show, trusting": (show.main, ["FILE", "--trust"]),
     "show's policy": (show.main, ["graph.txt", "--policy", "FILE"]),
     "diff's old": (diff.main, ["FILE", "cpu-bfloat16"]),
     "diff's new": (diff.main, ["cpu-bfloat16", "FILE"]),
@@ -58,7 +59,9 @@ CONTENTS: dict[str, bytes] = {
     "unfinished": b'class GraphModule(torch.nn.Module):\n    def forward(self, x: "f32[4',
 }
 
-ENDINGS = (".toml", ".txt", ".py", "")
+PAIRS = (["FILE", "cpu-bfloat16"], ["cpu-bfloat16", "FILE"])
+
+ENDINGS = (".toml", ".txt", ".py", ".pt2", "")
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +99,8 @@ def test_strange_contents(content: str, command: tuple[Main, list[str]], capsys:
         file = f"strange{ending}"
         Path(file).write_bytes(CONTENTS[content])
         status = status_of(main, [file if word == "FILE" else word for word in arguments])
-        require_named(file, status, capsys, (1, 2) if "check" in arguments else (2,))  # mistakes are status 1 of check
+        # Mistakes are status 1 of check; an empty table is a policy that differs.
+        require_named(file, status, capsys, (1, 2) if "check" in arguments or arguments[:2] in PAIRS else (2,))
 
 
 def test_what_is_no_file(command: tuple[Main, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +142,7 @@ WRITERS: dict[str, tuple[Main, list[str]]] = {
     "show as HTML": (show.main, ["graph.txt", "--format", "html"]),
     "show's help": (show.main, ["--help"]),
     "diff": (diff.main, ["cpu-bfloat16", "cpu-bfloat16"]),
+    "git": (diff.main, ["--git", "a", "graph.txt", "x", "x", "graph.txt", "x", "x"]),
     "list": (policy.main, ["list"]),
     "check": (policy.main, ["check", "cpu-bfloat16"]),
     "policy show": (policy.main, ["show", "cpu-bfloat16"]),

@@ -16,6 +16,8 @@ from fxamp.tools.diff.result import compare
 from fxamp.tools.diff.sides import load_side
 from fxamp.tools.diff.text import text_lines
 
+ROOT = Path(__file__).parents[3]
+
 TEAM = """
 extends = ["cuda-float16.toml"]
 outputs = "keep"
@@ -125,6 +127,18 @@ def test_renamed_rules_are_named_and_are_no_difference(capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     assert "~ top  renamed from head  [team.toml:23 -> new.toml:23]" in lines
     assert lines[-1] == "the same: nothing is decided differently; 1 rule written differently"
+
+
+def test_op_tables_are_compared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(ROOT / "policies" / "accelerators.toml")
+    assert main([table, table]) == 0
+    Path("table.toml").write_text('[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm"]\n')
+    assert main(["table.toml", table, *TORCH]) == 1
+    assert "lower_precision_fp" not in capsys.readouterr().out.split("rules\n")[0]
+    assert main(["table.toml", "cuda-float16", *TORCH]) == 1
+    assert "~ device              not set -> cuda" in capsys.readouterr().out
+    assert main(["table.toml", "cpu-float16", "--device", "cpu", *TORCH]) == 1
+    assert "~ device" not in capsys.readouterr().out
 
 
 def test_versions_of_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``fxamp-diff --run``: errors against float64."""
+"""``fxamp-diff --run``: errors against float64, and the first op that differs by more than rounding."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from small_model import MODEL, defined
 from torch import nn
 
 from fxamp.tools.diff.command import main
+from fxamp.tools.diff.diverge import _apart
 from fxamp.tools.diff.numbers import start
 from fxamp.tools.inputs.measurement import Batch, Copy
 
@@ -67,9 +68,21 @@ def test_the_errors_are_those_of_eager_autocast_and_float32(capsys: pytest.Captu
     assert run["old"]["output"] > 10 * run["new"]["output"]
 
 
-def test_the_same_policies_have_the_same_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_they_first_diverge(capsys: pytest.CaptureFixture[str]) -> None:
+    text = EXACT.replace('ops = ["linear"]', 'ops = ["linear"]\nmodules = ["lm_head"]')
+    Path("head.toml").write_text(text.replace("matrix-products", "head"))
+    run = numbers("cpu-bfloat16", "head.toml", "--run", "model.py", capsys=capsys)
+    where = run["diverges"]
+    assert (where["node"], where["module"], where["op"]) == ("linear_1", "lm_head", "aten::linear.default")
+    assert where["source"].endswith("model.py:13")
+    assert where["dtype"] == {"old": "bf16", "new": "f32"}
+    assert 2**-12 < where["difference"] < 2**-6  # about bfloat16's roundoff, 2**-8
+
+
+def test_the_same_policies_do_not_diverge(capsys: pytest.CaptureFixture[str]) -> None:
     run = numbers("cpu-float16", "cpu-float16", "--run", "model.py", capsys=capsys)
     assert run["old"] == run["new"]
+    assert run["diverges"] is None
     assert run["old"]["loss_scale"] == 65536.0
 
 
@@ -84,6 +97,7 @@ def test_text_and_markdown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cpu-bfloat16", "cpu-float16", "--run", "model.py"]) == 1
     out, err = capsys.readouterr()
     assert err == "fxamp-diff: running model.py to get its model and inputs\n"
+    assert "they first diverge at linear (linear) at model.py:12 in up: bf16 -> f16, relative difference" in out
     assert "loss scale                         none    65536" in out.splitlines()
     main(["cpu-bfloat16", "cpu-float16", "--run", "model.py", "--format", "markdown"])
     assert "| loss scale | none | 65536 |" in capsys.readouterr().out.splitlines()
@@ -95,6 +109,7 @@ def test_keywords_and_outputs_that_are_no_losses(capsys: pytest.CaptureFixture[s
     run = numbers("cpu-bfloat16", "exact.toml", "--run", "keywords.py", capsys=capsys)
     assert set(run["old"]["worst_parameters"]) == {"weight", "bias", "input 0"}
     assert run["new"]["gradient"] < 1e-6 < 1e-4 < run["old"]["gradient"]
+    assert run["diverges"]["node"] == "linear"
 
 
 def test_the_backward_starts_at_losses() -> None:
@@ -112,9 +127,10 @@ def test_the_backward_starts_at_losses() -> None:
     assert copy.run(copy.model, start).gradients["weight"].tolist() == [4.0, 6.0]
 
 
-def test_a_model_of_several_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_several_graphs_has_numbers_but_no_place(capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken.py").write_text(MODEL.replace("        return", "        torch._dynamo.graph_break()\n        return"))
     run = numbers("cpu-bfloat16", "exact.toml", "--run", "broken.py", capsys=capsys)
+    assert run["diverges"].startswith("unknown: ")
     assert run["old"]["gradient"] > 100 * run["new"]["gradient"]
 
 
@@ -124,6 +140,17 @@ def test_random_models_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     )
     main(["cpu-bfloat16", "exact.toml", "--run", "drop.py"])
     assert "the model draws random numbers (dropout?)" in capsys.readouterr().out
+
+
+def test_rounding_is_no_divergence() -> None:
+    exact = torch.cat([torch.randn(4096, dtype=torch.float64) * 2.0**e for e in range(-30, 14, 4)])
+    half, brain, full = exact.half(), exact.bfloat16(), exact.float()
+    for one, other in ((half, brain), (brain, full), (half, full), (full, full)):
+        assert not _apart(one, other)
+        nudged = other.clone()
+        nudged[-100] = exact[-100] * 1.05
+        assert _apart(one, nudged)
+    assert _apart(torch.tensor([1e9]).half(), torch.tensor([1e9]))
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Any
 from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.tools.bench.cost import table
+from fxamp.tools.bench.cost.all_models import plan_of_every
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.process import counts
 from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
-from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Way, Workload
+from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Plan, Way, Workload
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import so_far
@@ -30,6 +31,7 @@ def parser(prog: str) -> Parser:
     add = result.add_argument
     add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
     add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
+    add("--every", action="store_true", help="one table of all large models, in both dtypes, by each kind of policy")
     add(
         "--layers",
         type=positive,
@@ -82,22 +84,22 @@ def parser(prog: str) -> Parser:
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Count every way of training. Raises FxampError for a user's mistake, or if this machine cannot count."""
     rates = Rates(1e9 * options.bandwidth, 1e12 * options.tflops, 1e12 * options.tflops / 12, 1e9 * options.pcie)
-    requests, report = _plan(options, rates)
+    plan = plan_of_every(options, rates) if options.every else _plan(options, rates)
     results: list[Count] = []
 
     def announced() -> Iterator[tuple[Workload, Way]]:
-        for workload, way in requests:
+        for workload, way in plan.requests:
             say(f"{way.label}, {_title(workload)} ...")
             yield workload, way
 
     with (
-        bar("counted", len(requests), "way") as shown,
-        so_far(lambda: report(results).table if results else ""),
+        bar("counted", len(plan.requests), "way") as shown,
+        so_far(lambda: plan.report(results).table if results else ""),
     ):
         for count in counts(announced()):
             results.append(count)
             shown.update()
-    return report(results)
+    return plan.report(results)
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,8 @@ class _Table:
     rows: Sequence[Row]
 
 
-def _plan(
-    options: argparse.Namespace, rates: Rates
-) -> tuple[list[tuple[Workload, Way]], Callable[[Sequence[Count]], Report]]:
-    """What to count: one model, of each number of layers, in every way; and what reports the counts so far."""
+def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
+    """One model, of each number of layers, in every way."""
     workload, full = _workload(options)
     ways = [Way(), *map(Way, options.policy or _policies(options.dtype))]
     for way in ways:
@@ -145,7 +145,7 @@ def _plan(
         ]
         return _report(workload, rates, lists, tables, peaks, options.markdown)
 
-    return [(sized, way) for sized in workloads for way in ways], report
+    return Plan([(sized, way) for sized in workloads for way in ways], report)
 
 
 def _report(

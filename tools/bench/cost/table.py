@@ -1,7 +1,7 @@
 """Counts as tables, for a terminal or as Markdown."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,30 @@ def ways(rows: Sequence[Row], rates: Rates, markdown: bool) -> str:
         for row in rows
     ]
     return drawn(cells, headers, markdown)
+
+
+def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, markdown: bool) -> str:
+    """A line for each model, dtype, and what leaves the graph; in each cell the numbers of all ways, in order."""
+    headers = ("", "dtype", "leaves", "GB", "launches", "kept MB", "peak MB", "est. ms")
+    cells = [
+        (
+            f"`{model}`" if markdown else model,
+            dtype,
+            leaves,
+            _side_by_side(f"{row.bytes / _GB:.2f}" for row in rows),
+            _side_by_side(f"{row.triton + row.library + row.outside:.0f}" for row in rows),
+            _side_by_side(f"{row.kept / _MB:.0f}" for row in rows),
+            _side_by_side(f"{row.peak / _MB:.0f}" for row in rows),
+            _side_by_side(f"{row.milliseconds(rates):.2f}" for row in rows),
+        )
+        for model, dtype, leaves, rows in cases
+    ]
+    labels = list(dict.fromkeys(" / ".join(row.label for row in rows) for _, _, _, rows in cases))
+    return "\n\n".join([drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
+
+
+def _side_by_side(cells: Iterable[str]) -> str:
+    return " / ".join(cells)
 
 
 def heaviest(count: Count, most: int, markdown: bool) -> str:

@@ -1,7 +1,12 @@
 """What is counted, and for which way of training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fxamp.tools.bench.cost.count import Count
+    from fxamp.tools.bench.report import Report
 
 #: The values of ``--dtype``.
 DTYPES = ("float16", "bfloat16", "float32")
@@ -41,3 +46,11 @@ class Way:
     @property
     def label(self) -> str:
         return {"": "torch.compile + autocast", "auto": "fxamp under autocast"}.get(self.policy, f"fxamp {self.policy}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command counts: each request, and the report of the counts that are there, in the order of requests."""
+
+    requests: Sequence[tuple[Workload, Way]]
+    report: Callable[[Sequence["Count"]], "Report"]

@@ -62,7 +62,7 @@ class Experiment:
     @property
     def contenders(self) -> "Mapping[str, Contender]":
         """Those that can take part, by name; a policy's name is that of its contender."""
-        return {**CONTENDERS, **policy_contenders(self.policies)}
+        return STEPPERS if self.model == PARAMETERS else {**CONTENDERS, **policy_contenders(self.policies)}
 
     @property
     def lower_dtype(self) -> str:
@@ -80,8 +80,8 @@ class Contender:
 
     ``label``: for people. ``compiler``: ``""`` for eager code, ``"torch"`` for plain torch.compile, ``"fxamp"``.
     ``autocast``: whether the forward runs under torch.autocast. ``scaler``: the GradScaler for float16,
-    ``"torch"`` or ``"fxamp"``; ``""`` for none. ``policy``: the name or file of fxamp's policy, ``""`` for the one that
-    the experiment's dtype says.
+    ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend, or of the optimizer.
+    ``policy``: the name or file of fxamp's policy, ``""`` for the one that the experiment's dtype says.
     ``scaler_options``: further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the
     recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for; such a contender takes
     part if it is named.
@@ -92,6 +92,7 @@ class Contender:
     autocast: bool = False
     scaler: str = ""
     policy: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     scaler_options: Mapping[str, Any] = field(default_factory=dict)
     scaled: bool = False
     fp8: str = ""
@@ -135,6 +136,17 @@ def policy_contenders(policies: Sequence[str]) -> dict[str, Contender]:
     """A contender for each name or file of a policy."""
     return {name: Contender(f"fxamp {name}", compiler="fxamp", scaler="fxamp", policy=name) for name in policies}
 
+
+#: In the place of a model: its parameters alone, ``tensors`` of them, with ``width``.
+PARAMETERS = "gpt2-parameters"
+
+#: The ways of making an optimizer's step.
+STEPPERS: dict[str, Contender] = {
+    "foreach": Contender("torch, foreach=True", options={"foreach": True}),
+    "fused": Contender("torch, fused=True", options={"fused": True}),
+    "compile": Contender("torch.compile(optimizer.step)", compiler="torch"),
+    "fxamp": Contender("fxamp.compile_optimizer", compiler="fxamp"),
+}
 
 #: The losses are compared with those of the first of these contenders that takes part.
 FLOAT32 = ("eager-float32", FLOAT32_COMPILED)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.train import worker
-from fxamp.tools.bench.train.experiment import FLOAT32, Contender, Experiment
+from fxamp.tools.bench.train.experiment import FLOAT32, PARAMETERS, Contender, Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.turns import Runner, order, take_turns
 from fxamp.tools.common.machine import load, machine
@@ -41,6 +41,8 @@ def _reference(experiment: Experiment, file: Path, say: Say) -> tuple[Path | Non
     """Write the gradient in float64 to ``file``; return the file, or None and why there is none."""
     from fxamp.tools.bench.train.gradient import MOST_PARAMETERS, Reference
 
+    if experiment.model == PARAMETERS:
+        return None, ""
     say("the gradient in float64 ...")
     try:
         with Process(Reference, experiment) as process:

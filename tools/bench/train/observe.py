@@ -44,7 +44,7 @@ def observe(training: Training) -> dict[str, Any]:
     """Run two more steps of ``training``, one counted and one with an eye on memory; return numbers by name.
 
     ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
-    counted as they run; those of torch.compile with autocast are not visible: None.
+    counted as they run; those of torch.compile with autocast are not visible: None, as without a forward.
     ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops copy to the host.
     ``memory_peak``: bytes of all tensors at once; ``memory_step``: those that the step needs beside what lives from
     step to step; ``memory_kept``: those that the forward keeps for the backward; from the source that ``memory_how``
@@ -54,7 +54,7 @@ def observe(training: Training) -> dict[str, Any]:
         training.step()
     training.wait()
     memory = measure_memory(training)
-    casts = _casts(training, running.casts)
+    casts = _casts(training, running.casts) if training.batches else None
     return {
         "parameters": sum(parameter.numel() for parameter in training.module.parameters()),
         "casts": None if casts is None else casts.count,
@@ -62,7 +62,7 @@ def observe(training: Training) -> dict[str, Any]:
         "host_syncs": syncs.value,
         "memory_peak": memory.peak,
         "memory_step": memory.step,
-        "memory_kept": memory.kept,
+        "memory_kept": memory.kept if training.batches else None,
         "memory_how": memory.how,
     }
 

@@ -41,7 +41,8 @@ def title(comparison: Comparison) -> str:
     experiment = comparison.experiment
     lowered = "" if experiment.lowering == "inductor" else f", lowered by {experiment.lowering}"
     clipped = "" if experiment.max_norm is None else f" clipped to {experiment.max_norm:g}"
-    sized = ", ".join([experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())])
+    sizes = [experiment.size, *(f"{name} {number}" for name, number in experiment.changed.items())]
+    sized = ", ".join(filter(None, sizes))
     what = f"{experiment.model} ({sized}), {experiment.optimizer}{clipped}, dtype {experiment.dtype}{lowered}"
     return f"{what}, on {comparison.machine['device']}; {versions(comparison)}"
 

@@ -158,7 +158,7 @@ def _compiled(
         policy = contender.policy
     elif contender.fp8:
         policy = fp8_policy(contender, experiment)
-    options: dict[str, Any] = {"policy": policy, "lowering": experiment.lowering}
+    options = {"policy": policy, "lowering": experiment.lowering, **contender.options}
     if scaler.is_enabled():
         options["scaler"] = scaler
     return torch.compile(module, backend="fxamp", options=options)

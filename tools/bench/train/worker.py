@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fxamp.tools.bench.train.experiment import Experiment
+from fxamp.tools.bench.train.experiment import PARAMETERS, Experiment
 
 #: Steps before timing starts: the first compiles, and later ones might recompile.
 WARM_UP = 3
@@ -20,6 +20,10 @@ def start(experiment: Experiment, name: str) -> Any:
 
     if experiment.device == "cpu":
         torch.set_num_threads(experiment.threads)
+    if experiment.model == PARAMETERS:
+        from fxamp.tools.bench.train.stepping import Stepping
+
+        return Stepping(experiment, contender)
     from fxamp.tools.bench.train.training import Training
 
     return Training(experiment, contender)

@@ -85,7 +85,7 @@ class Trials:
         def collect(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             uses = (use for uses in watched(gm, inputs, self.policy).uses for use in uses)
             places.update(
-                {use.place: None for use in uses if (use.in_fp8 if self.to is OUT_OF_FP8 else not use.raised)}
+                {use.place: None for use in uses if (use.recipe if self.to is OUT_OF_FP8 else not use.raised)}
             )
             return gm.forward
 

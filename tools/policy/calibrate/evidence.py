@@ -1,6 +1,7 @@
 """Run a model's batches in float32, and collect for every call the ranges of its values and of their gradients."""
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fxamp.errors import ListingError
 from fxamp.graph import all_graphs
-from fxamp.policy import Policy
+from fxamp.policy import Policy, Recipe
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.restoration import restored
 from fxamp.tools.common.silence import quiet
@@ -19,7 +20,8 @@ from fxamp.tools.inputs.measurement import Batch, calling, failure, unlimited_re
 from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.calibrate.ranges import Format, Range
 from fxamp.tools.policy.calibrate.watch import Show, Watch
-from fxamp.tools.policy.places import ModuleOp, Watched, watched
+from fxamp.tools.policy.operands import Operand
+from fxamp.tools.policy.places import ModuleOp, Use, Watched, watched
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,28 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """An operand of a product in fp8, and the range of its values times their scales."""
+
+    place: ModuleOp
+    recipe: Recipe
+    operand: Operand
+    range: Range
+
+
+@dataclass(frozen=True)
 class Evidence:
     """All samples, in graph order; the number of batches that ran, and of the graphs they made.
 
-    ``unseen`` are the values of calls that did not run, or cannot be watched: those in a branch of a cond that no batch
-    took, and those inside a custom autograd.Function. ``stopped``: Ctrl-C ended the batches.
+    ``scaled`` are the operands of products in fp8. ``unseen`` are the values of calls that did not run, or cannot be
+    watched: those in a branch of a cond that no batch took, and those inside a custom autograd.Function.
+    ``stopped``: Ctrl-C ended the batches.
     """
 
     samples: tuple[Sample, ...]
     batches: int
     graphs: int
+    scaled: tuple[Scaled, ...] = ()
     unseen: tuple[Sample, ...] = ()
     stopped: bool = False
 
@@ -64,7 +78,8 @@ def gather(work: Workload, policy: Policy, gradients: bool) -> Evidence:
     samples = tuple(sample for sample in every if sample.forward.count)
     _require_something(work.file, policy, samples, count, gradients)
     unseen = tuple(sample for sample in every if not sample.forward.count)
-    return Evidence(samples, count, len(watcher.graphs), unseen, stopped)
+    scaled = [operand for graph in watcher.graphs for operand in graph.scaled if operand.range.count]
+    return Evidence(samples, count, len(watcher.graphs), tuple(scaled), unseen, stopped)
 
 
 def _run_all(work: Workload, compiled: Callable[..., Any], watcher: "_Watcher") -> tuple[int, bool]:
@@ -141,14 +156,18 @@ class _Graph:
 
     watched: Watched
     format: Format
+    gradients: bool
     ranges: list[dict[str, tuple[Range, Range]]] = field(default_factory=list)
+    scaled: list[Scaled] = field(default_factory=list)
     _shows: list[Show] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for uses in self.watched.uses:
             names = dict.fromkeys(name for use in uses for name in use.values)
             self.ranges.append({name: (Range(self.format), Range(self.format)) for name in names})
-            self._shows.append(_into(self.ranges[-1]))
+            scaled = [s for use in uses for s in _scaled(use) if self.gradients or not s.operand.backward]
+            self.scaled += scaled
+            self._shows.append(_into(self.ranges[-1], scaled))
 
     def shows(self) -> dict[GraphModule, Show]:
         """Return the callback that gets the values of each graph."""
@@ -164,10 +183,22 @@ class _Graph:
         ]
 
 
-def _into(ranges: dict[str, tuple[Range, Range]]) -> Show:
+def _scaled(use: Use) -> Iterator[Scaled]:
+    for operand in use.operands:
+        assert use.recipe is not None
+        yield Scaled(use.place, use.recipe, operand, Range(Format.of(operand.dtype)))
+
+
+def _into(ranges: dict[str, tuple[Range, Range]], scaled: Sequence[Scaled]) -> Show:
+    of_value: dict[tuple[str, bool], list[Scaled]] = defaultdict(list)
+    for entry in scaled:
+        of_value[entry.operand.value, entry.operand.gradient].append(entry)
+
     def show(name: str, value: Tensor, gradient: bool) -> None:
         if name in ranges:
             ranges[name][gradient].add(value)
+        for entry in of_value.get((name, gradient), ()):
+            entry.range.add(entry.operand.scaled(value))
 
     return show
 
@@ -184,7 +215,7 @@ class _Watcher:
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a graph of Dynamo's; the returned callable runs it."""
-        graph = _Graph(watched(gm, inputs, self._policy), self._format)
+        graph = _Graph(watched(gm, inputs, self._policy), self._format, self.gradients)
         self.graphs.append(graph)
         shows = graph.shows()
         return lambda *args: Watch(graph.watched.module, shows, self.gradients, self._handles).run(*args)

@@ -35,6 +35,8 @@ class Format:
     def of(dtype: torch.dtype) -> "Format":
         """Return the range of ``dtype``."""
         name = str(dtype).removeprefix("torch.")
+        if dtype is torch.float4_e2m1fn_x2:  # torch knows no numbers about it
+            return Format(name, 0, 3, 2)
         info = torch.finfo(dtype)
         return Format(name, round(math.log2(info.tiny)), math.frexp(info.max)[1], 1 - round(math.log2(info.eps)))
 

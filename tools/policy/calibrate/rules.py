@@ -13,8 +13,10 @@ from fxamp.tools.policy.places import ModuleOp
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str]) -> list[CastRule]:
-    """Return rules for float32 at the places of ``troubles``; ``places`` are all that they must tell these from.
+def rules_for(
+    troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str], cast: Category = Category.FP32
+) -> list[CastRule]:
+    """Return rules with ``cast`` for the places of ``troubles``; ``places`` are all that they must tell these from.
 
     A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids
     of the policy's own rules. Deterministic: in the order of ``places``.
@@ -32,8 +34,8 @@ def rules_for(troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: It
     for glob, ops in ops_of.items():
         groups[tuple(op for op in ops if op not in everywhere)].append(glob)
     ids = set(taken)
-    rules = [_rule(tuple(everywhere), (), troubles, ids)] if everywhere else []
-    return rules + [_rule(ops, tuple(globs), troubles, ids) for ops, globs in groups.items() if ops]
+    rules = [_rule(tuple(everywhere), (), troubles, ids, cast)] if everywhere else []
+    return rules + [_rule(ops, tuple(globs), troubles, ids, cast) for ops, globs in groups.items() if ops]
 
 
 def globs_for(paths: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -69,7 +71,9 @@ def _wider(path: str, known: Sequence[str]) -> Iterator[str]:
                 yield anchored
 
 
-def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str]) -> CastRule:
+def _rule(
+    ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Trouble], taken: set[str], cast: Category
+) -> CastRule:
     mine = [
         t for t in troubles if t.place.op in ops and (not globs or any(covers_module(g, t.place.module) for g in globs))
     ]
@@ -80,7 +84,7 @@ def _rule(ops: tuple[str, ...], globs: tuple[str, ...], troubles: Sequence[Troub
         f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values()
     )
     many = f"{places} places, worst " if places > 1 else ""
-    return CastRule(name, Category.FP32, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
+    return CastRule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
 
 
 def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:

@@ -1,4 +1,4 @@
-"""Judge the evidence for each place: whether its values and gradients fit 16 bits."""
+"""Judge the evidence for each place: whether its values and gradients fit 16 bits, and operands in fp8 their 8 bits."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fxamp.policy.model.loss_scale import FLOAT32_MAX
-from fxamp.tools.policy.calibrate.evidence import Sample
+from fxamp.tools.policy.calibrate.evidence import Sample, Scaled
 from fxamp.tools.policy.calibrate.ranges import Format, Range
 from fxamp.tools.policy.places import ModuleOp
 
@@ -19,7 +19,7 @@ UNDERFLOW = 0.5
 
 @dataclass(frozen=True)
 class Trouble:
-    """Why values at a place do not fit: ``kind`` is "overflow" or "underflow", ``words`` states the numbers."""
+    """Why values at a place do not fit: ``kind`` is "overflow", "underflow" or "fp8", ``words`` states the numbers."""
 
     place: ModuleOp
     kind: str
@@ -43,6 +43,16 @@ class Limits:
             *self._judge(sample, sample.gradient, self.shift, f"gradient at the {sample.what}{scale}"),
         ]
         return sorted(troubles, key=lambda trouble: -trouble.share)
+
+    def fp8_troubles(self, scaled: Scaled) -> list[Trouble]:
+        """Return the trouble of an operand of a product in fp8; empty if it fits. Its scales let nothing overflow."""
+        values = scaled.range
+        under = values.underflow()
+        if under <= self.underflow:
+            return []
+        counted = f"{share(under)} of {values.nonzero} nonzero values of the {scaled.operand.words},"
+        words = f"{counted} are below {values.format.name}'s normal {2.0**values.format.tiny:.3g} after scaling"
+        return [Trouble(scaled.place, "fp8", under, words)]
 
     def _judge(self, sample: Sample, values: Range, shift: int, what: str) -> Iterable[Trouble]:
         name = self.format.name

@@ -1,0 +1,41 @@
+"""fxamp-bench step: how long compiling an optimizer's step takes, and how long a step, beside torch's own."""
+
+import argparse
+from collections.abc import Callable
+
+from fxamp.tools.bench.report import Report, add_styles, require_device, some_of
+from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, PARAMETERS, STEPPERS, Experiment
+from fxamp.tools.bench.train.table import reported
+from fxamp.tools.common.command_line import Parser, one_of, positive
+
+
+def parser(prog: str) -> Parser:
+    """The options of this command."""
+    from fxamp.lowering_names import STEP_LOWERINGS
+
+    result = Parser(prog, "Step parameters as GPT-2 has them by one optimizer in several ways, in turn, and compare.")
+    add = result.add_argument
+    add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
+    add("--parameters", type=positive, default=148, help="how many tensors (default 148, as GPT-2 with 12 layers)")
+    add("--width", type=positive, default=64, help="of GPT-2 (default 64); 768 makes 148 tensors its 124 M elements")
+    add("--contenders", type=some_of(*STEPPERS), metavar="NAMES", help=f"of {','.join(STEPPERS)} (default all)")
+    add("--steps", type=positive, default=5, help="measured steps of a contender in a round (default 5)")
+    add("--rounds", type=positive, default=5, help="rounds of a start (default 5)")
+    add("--starts", type=positive, default=2, help="processes of each contender, one after the other (default 2)")
+    add("--device", type=one_of("cpu", "cuda"), default="cpu", help="cpu (default) or cuda")
+    add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
+    add("--lowering", type=one_of(*STEP_LOWERINGS), default="inductor", help="of what compiles (default inductor)")
+    add_styles(result)
+    return result
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
+    from fxamp.tools.bench.train.measure import compare
+
+    require_device(options.device)
+    fields = ("device", "steps", "rounds", "starts", "threads", "lowering", "optimizer")
+    sizes = {"tensors": options.parameters, "width": options.width}
+    experiment = Experiment(PARAMETERS, "", changed=sizes, **{name: getattr(options, name) for name in fields})
+    names = options.contenders or [name for name in STEPPERS if name != "fused" or options.optimizer in FUSED]
+    return reported(compare(experiment, names, names[0], say))
