@@ -179,7 +179,7 @@ class _Writer:
         return cast
 
 
-#: What a cast inherits from its op beside the location that every graph has.
+#: The metadata that a cast inherits from its op, besides the location that every graph has.
 _IN_BACKWARDS = ("fwd_nn_module_stack", "fwd_source_fn_stack", "seq_nr", "partitioner_tag")
 
 

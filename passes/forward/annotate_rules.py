@@ -102,7 +102,7 @@ def _ruled(
     if rule is None:
         return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
     if region.lower is None:
-        return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not hold")
+        return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not apply")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
     if is_view(node) and aliases().mutated(node):

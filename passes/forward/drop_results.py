@@ -126,7 +126,7 @@ def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: Ca
         return None
     where = f", {rule.origin}" if rule.origin else ""
     reason = (
-        f"{name} is not made in training: policy {context.policy.name!r} drops it by its rule {rule.id!r}{where}. To "
-        "read it, leave the rule out, or narrow its conditions; under torch.no_grad() it is made"
+        f"{name} is not computed in training: policy {context.policy.name!r} drops it by rule {rule.id!r}{where}. To "
+        "read it, remove the rule or narrow its conditions; under torch.no_grad() it is computed"
     )
     return DroppedResult(at, tuple(filter(None, sizes)), value.dtype, value.device, reason)

@@ -141,7 +141,7 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
     values = [tensor_value(operand) for operand in (node, operands.input, operands.weight)]
     result, input, weight = values
     if result is None or input is None or weight is None or any(map(is_wrapper, values)):
-        return "its operands are no plain tensors"
+        return "its operands are not plain tensors"
     if weight.dim() not in operands.dimensions:
         return f"the second operand has {weight.dim()} dimensions, not {' or '.join(map(str, operands.dimensions))}"
     if input.dim() < 2 - operands.transposed:
@@ -149,7 +149,7 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
     if weight.dim() == 3 and operands.offsets is None and input.shape[:-2] != weight.shape[:1]:
         return f"it multiplies {weight.shape[0]} matrices by a tensor of {input.dim()} dimensions"
     if not (operands.transposed or _is_weight(operands.weight, outer)):
-        return "the second operand is no weight: the program computes it"
+        return "the second operand is not a weight: the program computes it"
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         return "it scales its operands by alpha or beta"
     if result.dtype is not choice.lower:

@@ -107,7 +107,7 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
     if rule.keep is Keep.AS_IS:
         return rule.why
     if rule.keep is Keep.RECOMPUTE:
-        return "the partitioner keeps it all the same"
+        return "the partitioner saves it anyway"
     node = _packed_node(memory, rule)
     value = tensor_value(node)
     assert value is not None

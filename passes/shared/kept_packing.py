@@ -121,7 +121,7 @@ def plan_packing(value: Tensor, rule: KeepRule, place: str = "") -> Packing | st
 
 def _plan(value: Tensor, rule: KeepRule, place: str) -> Packing | str:
     if is_wrapper(value) or value.layout is not torch.strided:
-        return "it is no plain dense tensor"
+        return "it is not a plain dense tensor"
     if rule.keep is Keep.HOST:
         return _sent(value, rule, place)
     if value.dtype not in (*NARROW, torch.float32):

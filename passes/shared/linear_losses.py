@@ -79,7 +79,7 @@ def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
     if is_wrapper(logits):
         return f"its logits are a {type(logits).__name__}"
     if logits is None or logits.dim() < 2:
-        return "its logits are no plain matrix"
+        return "its logits are not a plain matrix"
     path = _path(node, logits)
     if isinstance(path, str):
         return path
@@ -127,7 +127,7 @@ def _path(loss: Node, logits: torch.Tensor) -> _Path | str:
     if not isinstance(node, Node):
         return "no linear layer makes its logits"
     if not classes_second and logits.dim() != 2:
-        return "its logits are no plain matrix"
+        return "its logits are not a plain matrix"
     if logits.dtype not in _COMPUTED:
         return f"its logits are {logits.dtype}".replace("torch.", "")
     return _Path(node, tuple(reversed(row_ops)), classes_second, tuple(log_sums))
@@ -154,7 +154,7 @@ def _wrong_operands(loss: Node, logits: torch.Tensor) -> str:
     """Rule 3: return why torch would reject target, weights or settings, or ""."""
     target, weight = (tensor_value(argument(loss, name)) for name in ("target", "weight"))
     if target is None or is_wrapper(target) or is_wrapper(weight):
-        return "its target and weights are no plain tensors"
+        return "its target and weights are not plain tensors"
     rows = (logits.shape[0], *logits.shape[2:])
     shape = logits.shape if target.is_floating_point() else rows
     if target.dtype not in (torch.int64, *_COMPUTED) or tuple(target.shape) != tuple(shape):
@@ -202,7 +202,7 @@ def _chunks(rule: ChunkRule, linear: Node, logits: torch.Tensor) -> int | str:
     """Return the number of chunks; why there are none, as text."""
     weight = tensor_value(argument(linear, "weight"))
     if weight is None or weight.dim() != 2 or is_wrapper(weight):
-        return "its weight is no plain matrix"
+        return "its weight is not a plain matrix"
     counts = [hint(size) for size in (logits.numel(), *weight.shape)]
     elements, classes, hidden = counts
     if elements is None or not classes or hidden is None:

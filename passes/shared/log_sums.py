@@ -48,7 +48,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
     """
     between = _nodes_between(first, loss)
     if any(node.target is torch._C._set_grad_enabled for node in between):
-        return "gradients are turned on or off between it and the logsumexp of its logits"
+        return "gradients are switched on or off between it and the logsumexp of its logits"
     needed, pending = set[Node](), [node for node in operands if node in between]
     while pending:
         node = pending.pop()

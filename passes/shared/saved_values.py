@@ -142,7 +142,7 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
     call = maker(memory.owner)
     if not isinstance(call.target, OpOverload):
-        return KeepDecision(None, f"{op_name(call)} made it, which no rule can name")
+        return KeepDecision(None, f"{op_name(call)} computed it, and no rule can name that op")
     if is_kept_exactly(call):
         return KeepDecision(None, "it is a gradient that the forward computes")
     value = tensor_value(memory.owner)
@@ -162,7 +162,7 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     if marked_lower(call, context) is None:
         return KeepDecision(rule, "autocast is off where it is computed")
     if any(_WITHOUT_GRADIENT in reader.meta for reader in calls):
-        return KeepDecision(rule, "a table is computed from it, which may be steep in it, as an angle's cosine is")
+        return KeepDecision(rule, "a table is computed from it, which may be sensitive to it, like a cosine")
     return KeepDecision(rule)
 
 

@@ -103,7 +103,7 @@ Products in fp8, by recipe:
   tensorwise: 2
 
 Products that rules for fp8 name and that run in 16 bits:
-  graph 0: matmul: the second operand is no weight: the program computes it
+  graph 0: matmul: the second operand is not a weight: the program computes it
   graph 0: linear_2: rule fp8-linear is passed over: size 0 of weight is 20, not %16
   graph 0: linear_3: rule fp8-heads comes after fp8-linear; Logits over a large vocabulary decide between words whose \
 scores are close: 3 bits of mantissa are too few.""")

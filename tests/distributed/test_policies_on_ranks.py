@@ -208,4 +208,4 @@ def test_what_is_kept_of_dtensors_is_each_ranks_part(ranks: list[dict[str, Any]]
 def test_products_of_dtensors_stay_in_16_bits_and_the_log_says_so(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
         (message,) = results["refused"]
-        assert "linear stays in 16 bits: its operands are no plain tensors" in message
+        assert "linear stays in 16 bits: its operands are not plain tensors" in message

@@ -206,7 +206,7 @@ def _multiply_rowwise(left: Quantized, right: Quantized, dtype: torch.dtype, fas
     of_right = of_right.t() if of_right.dim() else of_right
     if fast:
         if left.values.device.type == "cpu" and torch.__version__ < "2.12":
-            raise MachineError(f"torch {torch.__version__} multiplies what has a scale for each row on GPUs alone")
+            raise MachineError(f"torch {torch.__version__} multiplies operands with a scale for each row only on GPUs")
         return _scaled_mm(left.values, right.values, of_left, of_right, torch.bfloat16, fast).to(dtype)
     one = of_left.new_ones(())
     product = _scaled_mm(left.values, right.values, one, one, torch.bfloat16, fast)

@@ -73,8 +73,8 @@ def test_products_with_weights() -> None:
 @pytest.mark.parametrize(
     ("program", "inputs", "why"),
     [
-        (lambda x, w: x @ w.exp(), (X, W), "the second operand is no weight: the program computes it"),
-        (lambda x, w: (x @ w) @ (x @ w).t(), (X, W), "the second operand is no weight: the program computes it"),
+        (lambda x, w: x @ w.exp(), (X, W), "the second operand is not a weight: the program computes it"),
+        (lambda x, w: (x @ w) @ (x @ w).t(), (X, W), "the second operand is not a weight: the program computes it"),
         (lambda x, w: x[0] @ w, (X, W), "the first operand is a vector"),
         (lambda x, w: x @ w[:, 0], (X, W), "the second operand has 1 dimensions, not 2 or 3"),
         (lambda x, w: x @ w.expand(2, 32, 16), (X, W), "it multiplies 2 matrices by a tensor of 2 dimensions"),
@@ -108,7 +108,7 @@ def test_bodies_know_their_weights() -> None:
 
     bench = bench_of(program, X, W.clone().requires_grad_())
     assert bench.run(ScaleProducts()).modified == 6
-    assert refusals(bench).count("not in fp8: the second operand is no weight: the program computes it") == 3
+    assert refusals(bench).count("not in fp8: the second operand is not a weight: the program computes it") == 3
 
 
 def test_regions_keep_their_dtypes() -> None:
@@ -196,7 +196,7 @@ def test_the_op_of_transformers_is_a_product_of_experts() -> None:
     [
         (lambda x, w: x @ w, ("matmul",), "no rule of the policy is for products of experts"),
         (lambda x, w: x[..., :16] @ w[:, :16], ("bmm", "matmul"), "size 1 of the weight is 16, not a multiple of 32"),
-        (lambda x, w: torch.bmm(x, w.exp()), ("bmm",), "the second operand is no weight: the program computes it"),
+        (lambda x, w: torch.bmm(x, w.exp()), ("bmm",), "the second operand is not a weight: the program computes it"),
         (lambda x, w: x[:1] @ w, ("bmm", "matmul"), "it multiplies 2 matrices by a tensor of 3 dimensions"),
         (lambda x, w: torch.bmm(x[:, :0], w), ("bmm",), "it has no rows"),
         (lambda x, w: torch.baddbmm(w[:, :1], x, w, beta=2), ("baddbmm",), "it scales its operands by alpha or beta"),
