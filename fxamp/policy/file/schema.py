@@ -33,7 +33,7 @@ FILE_KEYS = {
     "extends": Key(STRINGS, "Files that are read first, in this order; later ones win."),
     "match": Key(TABLE, "Where the policy holds."),
     "lower_precision_fp": Key(STRING, "The 16-bit dtype.", ACCEPTED_VALUES["lower_precision_fp"]),
-    "unlisted": Key(STRING, "What ops do that no rule covers.", ACCEPTED_VALUES["unlisted"]),
+    "unlisted": Key(STRING, "What happens to ops that no rule covers.", ACCEPTED_VALUES["unlisted"]),
     "outputs": Key(STRING, "The dtypes of a compiled graph's outputs.", ACCEPTED_VALUES["outputs"]),
     "loss_scale": Key(TABLE, "Arguments of fxamp.GradScaler."),
     "optimizer": Key(TABLE, "The precision of a compiled optimizer's state and weights, and when it steps."),
@@ -65,8 +65,8 @@ TABLES = {
     "optimizer": {
         "state": Key(FORMS, "The form of the state: one for all, or by its name, with '*' for the others."),
         "rounding": Key(STRING, "How state, and bfloat16 parameters, are rounded as they are written.", ROUNDING),
-        "weights": Key(STRING, "kahan keeps beside each 16-bit parameter what its rounding has lost.", WEIGHTS),
-        "in_backward": Key(SWITCH, "Whether compiled backwards step each parameter as soon as its gradient is made."),
+        "weights": Key(STRING, "kahan stores the rounding error of each 16-bit parameter beside it.", WEIGHTS),
+        "in_backward": Key(SWITCH, "Whether compiled backwards step each parameter once its gradient is computed."),
     },
 }
 """The keys of each table."""

@@ -50,7 +50,7 @@ class CastRule(Rule):
     recipe: str = declared(Key(STRING, "How cast = 'fp8', 'mxfp8' or 'nvfp4' scales.", tuple(map(str, Recipe))), "")
     advice: str = declared(Key(STRING, "What the error of a banned op tells the user."), "")
     inputs: tuple[tuple[str, str], ...] = declared(
-        Key(_DTYPES_BY_NAME, "Dtypes of single arguments, others than cast gives."), default=()
+        Key(_DTYPES_BY_NAME, "Dtypes of single arguments that cast does not apply to."), default=()
     )
     reduces: str = size(
         "reduces",

@@ -49,14 +49,14 @@ class ChunkRule(Rule):
     chunks: Chunks = declared(
         Key(
             _COUNT_OR_AUTO,
-            "How many rows of logits exist at a time, or 'auto'; in place of cast, for losses of linear layers.",
+            "How many rows of logits exist at a time, or 'auto'; instead of cast, for losses of linear layers.",
             parse=chunks_of,
         ),
         default=None,
     )
     ops: tuple[str, ...] = OPS
     gradients: str = declared(
-        Key(STRING, "Whether the forward or the backward makes a chunk's gradients.", GRADIENTS), default=""
+        Key(STRING, "Whether the forward or the backward computes a chunk's gradients.", GRADIENTS), default=""
     )
     elements: str = ELEMENTS
 

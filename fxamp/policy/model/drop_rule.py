@@ -21,11 +21,11 @@ class DropRule(Rule):
     """
 
     main_key = "drop"
-    regions: ClassVar[Mapping[str, str]] = {RESULTS: "it is made"}
+    regions: ClassVar[Mapping[str, str]] = {RESULTS: "it is computed"}
 
     id: str = ID
     drop: bool = declared(
-        Key(_TRUE, "true: results beside a loss that meet the conditions are not made; in place of cast."),
+        Key(_TRUE, "true: results that meet the conditions, besides the loss, are not computed; instead of cast."),
         default=False,
     )
     ops: tuple[str, ...] = OPS

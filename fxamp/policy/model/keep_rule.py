@@ -73,7 +73,7 @@ class KeepRule(Rule):
 
     id: str = ID
     keep: Keep = declared(
-        Key(STRING, "How the forward saves a value for the backward; in place of cast.", tuple(map(str, Keep)), Keep),
+        Key(STRING, "How the forward saves a value for the backward; instead of cast.", tuple(map(str, Keep)), Keep),
         default=None,
     )
     ops: tuple[str, ...] = OPS

@@ -54,7 +54,7 @@ ID = declared(Key(STRING, "A word that names the rule; a later file's rule of th
 OPS = declared(Condition(STRINGS, "Op names: mm, aten::sum.dim_IntList, mylib::op, conv*.", parse=canonical), ())
 ELEMENTS = size(
     "elements",
-    "How many elements the kept value, the logits or the result have: '>=4096'.",
+    "The number of elements of the saved value, the logits or the result: '>=4096'.",
     "the number of its elements",
     "of {} elements",
 )
@@ -122,7 +122,7 @@ class Rule(_Positional):
     region: str = declared(
         Key(
             STRING,
-            "What it is for: ops of the forward, the backward, or both; what is kept between them; a loss; results.",
+            "What it is for: ops of the forward, the backward, or both; tensors saved between them; a loss; results.",
             _REGIONS,
         ),
         default="",

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from math import prod
 
 KEPT = "kept"
-"""The region of rules on what the forward saves for the backward."""
+"""The region of rules on the tensors that the forward saves for the backward."""
 
 LOSS = "loss"
 """The region of rules on losses that a linear layer's results go into."""
 
 RESULTS = "results"
-"""The region of rules on what a graph returns beside a loss."""
+"""The region of rules on the results that a graph returns besides a loss."""
 
 REGIONS = ("forward", "backward", KEPT, LOSS, RESULTS)
 
