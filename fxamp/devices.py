@@ -1,4 +1,4 @@
-"""The device types that policies are for. The only definition of each; imports no torch.
+"""The device types that policies are for, each defined only here. Imports no torch.
 
 A new device needs an entry here and its op table, ``policies/DEVICE.toml``.
 """

@@ -1,4 +1,4 @@
-"""The dtypes that policies cast to, by name. The only definition of each; imports no torch.
+"""The dtypes that policies cast to, each defined only here. Imports no torch.
 
 A new 16-bit dtype needs a name here, and then
 

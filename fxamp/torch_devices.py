@@ -1,8 +1,8 @@
 """Devices: copy small tensors from one to another, make one current, find out what it can do.
 
-A copy between an accelerator and the CPU may still be under way when the call that started it returns. A device orders
-the copies into its memory with its other work, so nothing waits for those. The CPU orders nothing: it would read, or
-overwrite, memory into which a copy has yet to arrive. So a copy to the CPU waits.
+A copy between an accelerator and the CPU may still be in progress when the call that started it returns. An accelerator
+orders the copies into its memory with its other work, so nothing needs to wait for them. The CPU does not: it could
+read or overwrite memory before a copy into it arrives. So a copy to the CPU waits.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +30,7 @@ def copy_across_(target: Tensor, source: Tensor) -> None:
 
 def known(flags: Tensor) -> bool | None:
     """Return whether one of ``flags``, 0 or 1, is set if the host knows without waiting, as on the CPU; else None."""
-    # Not by ``item``: tools that count the ops that wait would count it.
+    # Not by ``item``, because tools that count synchronizing ops would count it.
     return bool(flags.numpy().tobytes().strip(b"\0")) if flags.is_cpu else None
 
 

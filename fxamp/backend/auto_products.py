@@ -1,4 +1,4 @@
-"""Count whether a graph's products gain from bfloat16 on a CPU, without measuring time.
+"""Estimate by counting whether a graph's products gain from bfloat16 on a CPU.
 
 A CPU with units for bfloat16 multiplies it two to three times as fast as float32, but converts what enters and leaves a
 product, and takes longer to prepare each call. The two numbers below are fitted to training steps of GPT-2 blocks, MLPs
@@ -28,7 +28,7 @@ FLOPS_PER_ELEMENT = 40
 #: FLOPs that pay for one call.
 FLOPS_PER_CALL = 8_000_000
 
-#: The number that a size counts as if it depends on values, as for Inductor.
+#: The number that stands for a size that depends on values, as in Inductor.
 _UNKNOWN = 8192
 
 
@@ -44,8 +44,9 @@ _ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _atten
 class Products:
     """The products of a graph that a policy runs in 16 bits.
 
-    ``calls``: their number. ``flops``: of all of them; a multiplication and an addition are two. ``elements``: of their
-    floating-point operands and results. ``dynamic``: whether sizes may change after compilation.
+    ``calls``: their number. ``flops``: the FLOPs of all of them, where a multiplication and an addition are two.
+    ``elements``: the number of elements of their floating-point operands and results. ``dynamic``: whether sizes may
+    change after compilation.
     """
 
     calls: int = 0
@@ -92,7 +93,7 @@ def _in_16_bits(node: Node) -> bool:
 
 
 def _product(node: Node, context: Context) -> Products:
-    """Count one call; it has no FLOPs if it is no product."""
+    """Count one call; the result has no FLOPs if the call is not a product."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: value.meta["val"])
     with context.computing(), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         node.target(*args, **kwargs)  # type: ignore[operator]

@@ -1,7 +1,8 @@
-"""Step parameters in compiled backwards, as a policy's ``[optimizer] in_backward`` asks.
+"""Step parameters in compiled backwards, for policies with ``[optimizer] in_backward``.
 
 The pass hand-over-gradients makes the graph hand over gradients of parameters as soon as they are computed. Each goes
-to the optimizer of its parameter; gradients without one, and those that must not be stepped now, are returned as usual.
+to the optimizer of its parameter. Gradients without an optimizer, and those that must not be stepped now, are returned
+as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ from fxamp.scaler.graphs.owners import owners
 from fxamp.torch_private import accumulates, current_metadata, running_node, running_wrapper
 
 GROUP = 64 << 20
-"""The bytes of gradients that are stepped together, at least: large enough that a step's launches do not count."""
+"""The minimum bytes of gradients that are stepped together: enough that the cost of a step's launches is negligible."""
 
 _NO_OPTIMIZER = (
     "policy %s has in_backward = true, but no optimizer steps in backwards: gradients go to .grad. Use "
@@ -89,10 +90,11 @@ class BackwardSteps(Participant):
 
 @dataclass
 class _Run:
-    """One run of a backward graph: which parameters are stepped, by the places of their gradients among its outputs.
+    """One run of a backward graph: the parameters to step, by the positions of their gradients among its outputs.
 
-    ``early``: as soon as their gradients exist. ``late``: after the graph has run, because it reads their memory in
-    ways that its code does not show. Other gradients are returned. ``results``: gradients that wait for the end.
+    ``early``: those stepped as soon as their gradients exist. ``late``: those stepped after the graph has run, because
+    it may read their memory in ways that its code does not show. Other gradients are returned. ``results``: gradients
+    that wait for the end.
     """
 
     early: Mapping[int, Tensor]

@@ -32,13 +32,13 @@ from fxamp.torch_private import adopt_sources
 class GraphCompilation:
     """Compiles Dynamo's graph ``gm`` for ``inputs``: selects its policy and participants, runs the stages.
 
-    It holds the graph and the inputs, so nothing that lives as long as the compiled graph may hold it.
+    It holds the graph and the inputs, so nothing that lives as long as the compiled graph may keep a reference to it.
     """
 
     def __init__(self, gm: GraphModule, inputs: Sequence[Any], options: Options) -> None:
         """Select the policy and the participants. Raises OptionError or PolicyError.
 
-        Traces nothing, unless the policy is used only if it pays: its casts decide that.
+        Traces nothing, except for a policy that is used only if it pays, which depends on its casts.
         """
         self._gm, self._inputs, self._options, self._ended = gm, inputs, options, why_ended(gm)
         self._observer = GraphObserver(options.dump, self._ended)
@@ -58,7 +58,7 @@ class GraphCompilation:
         return remember(record, self._choice.under_autocast).noting(compiled, self._inputs)
 
     def _rewritten(self) -> tuple[GraphModule, GraphRecord]:
-        """Return the graph with its casts and what participants add, and its record; Dynamo's if nothing changes."""
+        """Return the graph with its casts and the participants' changes, and its record; Dynamo's if none are made."""
         if self._choice.policy is None:
             record = self._observer.uncast(self._gm, self._inputs, self._choice.why)
             if not self._participants.members:
@@ -86,7 +86,8 @@ class GraphCompilation:
             ambient_autocast(policy.device),
             only_regions=self._choice.only_regions,
             lstm_kernel=self._options.lowering == "eager" or not torch.is_grad_enabled(),
-            # Before a graph break, and in such a model, what follows was or will be traced with 16-bit tensors.
+            # Before a graph break, and in a model with 16-bit parameters, the following code is traced with 16-bit
+            # tensors.
             narrow_outputs=bool(self._ended) or any(map(_is_narrow, self._inputs)),
             ended=self._ended,
         )

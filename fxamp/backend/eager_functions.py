@@ -30,8 +30,8 @@ _SET_GRAD = torch._C._set_grad_enabled
 def save_for_second_backward(gm: GraphModule) -> None:
     """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
 
-    Graphs with torch.func transforms stay as they are. Afterwards ``gm`` is for running, not for analysis:
-    :func:`fxamp.graph.higher_order_ops.autograd_function` no longer finds these.
+    Graphs with torch.func transforms stay as they are. Afterwards ``gm`` can run, but
+    :func:`fxamp.graph.higher_order_ops.autograd_function` does not find these Functions any more.
     """
     for module in list(dict.fromkeys(all_graphs(gm))):
         if any(nesting_change(node.target) for node in module.graph.nodes):
@@ -87,7 +87,7 @@ def _apply(forward: GraphModule, backward: GraphModule, *operands: Any, **option
 
 
 class _Captured(torch.autograd.Function):
-    """A Function of two graphs. What the program kept as an attribute is not checked for later writes."""
+    """A Function of two graphs. Tensors that the program stored as attributes are not checked for later writes."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lower a graph with Inductor: its compiler for AOTAutograd's graphs, and what torch's caches store.
+"""Lower a graph with Inductor: the compiler for AOTAutograd's graphs, and the contents of torch's caches.
 
 Imports Inductor.
 """
@@ -60,7 +60,7 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
             return cast(Callable[..., Any], compiled(inner_compile=keyed(key)(compile_fx.compile_fx_inner)))
         if dynamic or participants.observer.dumps or not stores_backwards() or not is_cacheable(gm):
             inner = _Inner(participants, key, patches, stores=False)
-            # AOTAutograd's cache would return a backward that nobody has changed.
+            # AOTAutograd's cache would return a backward that is not rewritten.
             with functorch_config.patch(enable_autograd_cache=False):
                 return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
         inner = _Inner(participants.with_late_backward(), key, patches, stores=True)
@@ -69,9 +69,9 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
 
 
 def _changes(participants: Participants, dynamic: bool) -> bool:
-    """Whether AOTAutograd's graphs change: a participant changes them, or passes for all backwards make them cheaper.
+    """Whether fxamp changes AOTAutograd's graphs: by a participant, or by the passes that make every backward cheaper.
 
-    The latter applies to fixed sizes, on every device but the CPU.
+    Those passes apply to graphs with fixed sizes, on every device but the CPU.
     """
     chunks = participants.policy is not None and participants.policy.has_rules_for(LOSS)
     must = bool(participants.members) or participants.observer.dumps or chunks

@@ -31,7 +31,7 @@ from fxamp.policy.model.site import KEPT
 from fxamp.reports.warnings import warn_unmatched
 from fxamp.torch_private import inlines_saved_tensors_hooks
 
-#: The devices of policies whose values may go to the host; on a CPU they stay where they are.
+#: The devices of policies that may send values to the host; on a CPU values stay where they are.
 _WITH_HOST = ("cuda", "cpu")
 
 
@@ -39,7 +39,7 @@ _WITH_HOST = ("cuda", "cpu")
 class KeepRules(Participant):
     """A policy with rules for saved values; compiling a graph adds the outcome for each value to ``kept``.
 
-    ``inspected``: graphs of the CPU show what happens on the policy's device.
+    ``inspected``: the graph runs on the CPU, and is to show what would happen on the policy's device.
     """
 
     policy: Policy
@@ -59,10 +59,10 @@ class KeepRules(Participant):
         self._refuse_host(inductor)
 
     def partition(self, partitioner: Partitioner, lowering: str) -> Partitioner:
-        """Pack the values that the partition keeps.
+        """Pack the values that the partition saves.
 
-        The min cut uses the sizes before packing; with those after it, it saved the same bytes of GPT-2 and of a
-        ResNet. Inductor chooses its own layouts; elsewhere unpacked values must have the strides of the originals.
+        The min cut uses the sizes before packing; with the packed sizes it saved the same bytes of GPT-2 and of a
+        ResNet. Inductor chooses its own layouts; for other lowerings, unpacked values must have the originals' strides.
         """
 
         def partition(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
@@ -129,7 +129,7 @@ class KeepRules(Participant):
 
 
 def _awaiting(compiled: Boxed, devices: Sequence[torch.device]) -> Boxed:
-    """Return ``compiled``; if it fails, later work waits for the copies that it began, whose memory is free by then."""
+    """Wrap ``compiled`` so that after a failure later work waits for its copies, whose memory may be reused."""
 
     def run(args: list[Any]) -> Any:
         try:

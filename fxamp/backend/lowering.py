@@ -70,7 +70,7 @@ def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Parti
     from fxamp.torch_private.parts.functorch import partitioners
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Boxed:
-        keep_saved_tensors()  # no kernel here would overwrite one
+        keep_saved_tensors()  # no kernel here overwrites one
         return boxed(graph)
 
     compiler = dynamo_backends.aot_autograd(
@@ -84,7 +84,7 @@ def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Parti
 
 
 def _without_autocast(gm: GraphModule, device: str | None) -> Callable[..., Any]:
-    """Return ``gm`` run with autocast off for ``device``; None: as autocast is."""
+    """Return a callable that runs ``gm`` with autocast off for ``device``; None leaves autocast as it is."""
     if device is None:
         return gm
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 NONFINITE = ("log", "raise")
-"""What option "nonfinite" accepts."""
+"""The values of option "nonfinite"."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Options:
     """The user's options, named as in ``torch.compile(..., options=...)``.
 
     ``policy``: "auto", a built-in name, an absolute path, or a Policy; ``named``: the name or path before it was
-    resolved. ``by_environment``: whether the environment names the policy, or could, because no option does.
+    resolved. ``by_environment``: whether the environment names the policy, or could do so, because no option does.
     ``lowering``: one of :data:`fxamp.lowering_names.LOWERINGS`. ``inductor``: Inductor config patches. ``mode``:
     Inductor's mode. ``scaler``: the backward graphs scale, unscale and check with it; a disabled one counts as none.
     ``dump``: the graph of every stage is written to this folder as text. ``nonfinite``: "log" or "raise": what to do

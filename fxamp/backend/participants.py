@@ -1,4 +1,4 @@
-"""What works on a graph besides its casts: the participants, and the one place that calls them."""
+"""The participants of a graph, which work on it besides its casts, and the one place that calls them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +32,9 @@ from fxamp.scaler.graphs.scaled_backward import Scaling
 class Participants:
     """The participants of one graph; the first of ``members`` wraps the others.
 
-    ``policy``: its casts are in the graph; None: there are none. ``observer`` sees AOTAutograd's graphs after them. All
-    live as long as the compiled graph, whose backward may be compiled late, so they hold no graph and no inputs.
+    ``policy``: the policy of the graph's casts; None if it has none. ``observer`` sees AOTAutograd's graphs after the
+    participants. All of them live as long as the compiled graph, whose backward may be compiled late, so they hold no
+    graph and no inputs.
     """
 
     policy: Policy | None
@@ -53,7 +54,7 @@ class Participants:
 
     @property
     def found(self) -> Callable[[], tuple[NonFinite, ...]] | None:
-        """Reads what runs reported of values that are not finite; None without the option "nonfinite"."""
+        """Reads the non-finite values that runs reported; None without the option "nonfinite"."""
         return next((member.monitor.found for member in self.members if isinstance(member, Watching)), None)
 
     def key(self, gm: GraphModule) -> str:
@@ -68,7 +69,7 @@ class Participants:
         return replace(self, members=(UnusedResults(self.policy, expected=False), *self.members))
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
-        """Change the captured graph with its casts, for ``inputs``; ``listing`` is its own."""
+        """Change the captured graph with its casts, for ``inputs``; ``listing`` describes the graph."""
         for member in self.members:
             member.captured(graph, inputs, listing)
 
@@ -79,14 +80,14 @@ class Participants:
         return partitioner
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Return the compiler for the forward; ``compiler`` compiles it in the end."""
+        """Return the compiler for the forward, which calls ``compiler`` after the changes."""
         compiler = self._observed("forward", compiler)
         for member in reversed(self.members):
             compiler = member.forward(compiler)
         return compiler
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Return the compiler for the backward, derived or stored; ``compiler`` compiles it in the end."""
+        """Return the compiler for the derived or stored backward, which calls ``compiler`` after the changes."""
         compiler = self._observed("backward", compiler)
         for member in reversed(self.members):
             compiler = member.backward(compiler)

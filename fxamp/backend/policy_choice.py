@@ -1,8 +1,8 @@
 """Select the policy for a graph, say why, and recompile the graph if its policy would no longer be chosen.
 
 torch.compile compares options by value, so a path stays equal while its file changes. fxamp adds a guard that Dynamo
-checks in each call of a graph; it recompiles if the file decides otherwise, if the environment names another policy, or
-if a relative path names another file because the working directory has changed.
+checks in each call of a graph; it recompiles if the file now decides differently, if the environment names another
+policy, or if a relative path names another file because the working directory has changed.
 """
 
 import os
@@ -47,10 +47,10 @@ _SURROUNDINGS = "__fxamp_autocast_and_training_are_as_before"
 class Surroundings:
     """The facts about precision around a call on which Dynamo does not guard.
 
-    Dynamo compiles a model again where autocast is on or off, and where gradients are on or off. It does not
-    distinguish a program that has switched autocast off from one that has none, nor a reentrant checkpoint, which runs
-    its forward without gradients, from an evaluation. ``off``: the program uses torch.autocast, and not here.
-    ``trains``: gradients are on, or will be computed.
+    Dynamo recompiles a model if autocast or gradients are switched on or off. But it does not distinguish a program
+    that has switched autocast off from one without autocast, or a reentrant checkpoint, which runs its forward without
+    gradients, from an evaluation. ``off``: the program uses torch.autocast, but it is off for this call. ``trains``:
+    gradients are on, or will be computed.
     """
 
     off: bool
@@ -74,10 +74,10 @@ def _inside_checkpoint(frame: FrameType | None) -> bool:
 class ChosenPolicy:
     """A resolved policy, or None for plain float32; and the reason as text.
 
-    ``if_it_pays``: the policy is taken only if the graph's products gain from it (:meth:`settled`). ``under_autocast``:
+    ``if_it_pays``: the policy is used only if the graph's products gain from it (:meth:`settled`). ``under_autocast``:
     it follows a torch.autocast around the graph or in it. ``only_regions``: as in
-    :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those that it is for; None: for any. ``place``: where the
-    graph's code is, for a warning.
+    :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those in which it is valid; None for any. ``place``: the
+    location of the graph's code, for a warning.
     """
 
     policy: Policy | None
@@ -99,7 +99,7 @@ class ChosenPolicy:
         return replace(self, policy=None, why=why, if_it_pays=False)
 
 
-#: What Dynamo compiles inside of a backward was not traced with its forward, so nothing scales what it computes.
+#: Code that Dynamo compiles inside a backward was not traced with its forward, so nothing scales its gradients.
 IN_BACKWARD = ChosenPolicy(None, "autograd calls this code in a backward, where it runs as it is written")
 #: Under autocast, ``custom_fwd`` switches it off for a forward whose inputs it casts.
 IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as it is written")
@@ -202,7 +202,7 @@ def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any]) 
 
 
 def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device | None) -> Iterator[Callable[[], bool]]:
-    """Yield cheap tests; if all hold, the policy would be read the same again."""
+    """Yield cheap tests; if all hold, reading the policy again would give the same one."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:
         yield lambda: os.environ.get("FXAMP_POLICY") == variable

@@ -1,6 +1,6 @@
 """Load and resolve policies for this machine, while their files can change.
 
-Also says which file a relative path means, and what applies while a file cannot be read.
+It also decides which file a relative path means, and which policy applies while a file cannot be read.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from fxamp.policy.file.paths import is_file
 from fxamp.reports.warnings import warn_once
 from fxamp.torch_devices import has_gpu
 
-#: A file system's clock may tick this seldom, in nanoseconds: a file that is younger can change without a new time.
+#: The coarsest clock of a file system, in nanoseconds: a younger file can change without getting a new time.
 _TICK = 2 * 10**9
 
 _absolute: dict[tuple[int, str], tuple[object, str]] = {}
@@ -83,8 +83,8 @@ def _facts(device: torch.device) -> dict[str, Any]:
 class Unchanged:
     """A guard that each call of a graph runs: whether the policy file still decides as the graph was compiled.
 
-    ``policy``: what :func:`load_here` returned for ``path`` and ``device``. A call checks the files' status; it reads
-    them only if that differs, or if they are too new for their times to show a change.
+    ``policy``: the result of :func:`load_here` for ``path`` and ``device``. A call checks the files' status, and reads
+    the files only if it differs, or if they are too new for their times to show a change.
     """
 
     def __init__(self, path: str, device: torch.device | None, policy: Policy) -> None:

@@ -1,8 +1,8 @@
 """A backward graph in AOTAutograd's cache: stored before fxamp rewrites it, rewritten and compiled when it first runs.
 
-AOTAutograd stores what a compiler returns for a backward, if that is an ``OutputCode`` of Inductor. Compiled code
-cannot be stored: only a run shows which gradients of unused results to leave out, and the scaler belongs to a process.
-So the graph is stored, and the code of the rewritten graph is in Inductor's own cache. Imports Inductor.
+AOTAutograd stores the result of compiling a backward if that is an ``OutputCode`` of Inductor. Storing compiled code is
+impossible, because only a run shows which gradients of unused results to leave out, and the scaler belongs to a
+process. So the graph is stored, and Inductor's own cache has the code of the rewritten graph. Imports Inductor.
 """
 
 from collections.abc import Mapping, Sequence

@@ -47,9 +47,9 @@ def may_be_unused(gm: GraphModule) -> bool:
 
 @dataclass(frozen=True)
 class UnusedResults(Participant):
-    """Compiles the backward when it first runs; ``expected``: without the gradients of results that are not used.
+    """Compiles the backward when it first runs; ``expected``: whether autograd is asked for None instead of zeros.
 
-    Wrappers such as DTensor still get zeros. So does compiled autograd, which compiles the backward itself and traces
+    Wrappers such as DTensor still get zeros, as does compiled autograd, which compiles the backward itself and traces
     before the hooks run.
     """
 
@@ -129,7 +129,7 @@ def _asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _node(value: Any) -> Any:
-    """Return autograd's node of ``value``. An input that is a result too has the node of the graph that made it."""
+    """Return autograd's node of ``value``. An input that is also a result has the node of another graph."""
     return value.grad_fn if isinstance(value, Tensor) else None
 
 

@@ -20,7 +20,7 @@ warn_untested("transformers")
 _LOST = "an object of the process that saved it"
 
 
-#: The rule that ``drop_logits=True`` adds: no tensor of floating-point numbers beside the loss.
+#: The rule that ``drop_logits=True`` adds: it drops every floating-point tensor except the loss.
 DROP_LOGITS = Rule(
     "drop-logits",
     drop=True,

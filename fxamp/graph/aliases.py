@@ -44,7 +44,7 @@ class AliasSets:
         return self._find(a) is self._find(b)
 
     def of(self, nodes: Sequence[Node]) -> set[Node]:
-        """Return all nodes that may share memory with one of ``nodes``, and these."""
+        """Return ``nodes`` and all nodes that may share memory with one of them."""
         roots = {self._find(node) for node in nodes}
         shared = {*self._parent, *self._parent.values()} if roots else set()
         return {*nodes, *(node for node in shared if self._find(node) in roots)}
@@ -263,7 +263,7 @@ def _aliased_by_pick(node: Node) -> list[Node]:
 
 
 def _converts(node: Node) -> bool:
-    """Whether a conversion makes a tensor of its own: one of another dtype, or a copy because the program asks."""
+    """Whether a conversion creates a new tensor: of another dtype, or a copy that the program asks for."""
     before, after = tensor_value(node.args[0]), tensor_value(node)
     copies = any(argument.name == "copy" and value is True for argument, value in arguments(node))
     return copies or (before is not None and after is not None and before.dtype != after.dtype)

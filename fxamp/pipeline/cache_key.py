@@ -1,4 +1,4 @@
-"""What torch's compile caches must know about fxamp: everything that changes the code of a graph and is not in it.
+"""The tag that tells torch's compile caches everything that changes the code of a graph but is not in the graph.
 
 torch keys its caches by a graph's code, its inputs and its own settings. fxamp also rewrites the backward, depending on
 the policy, the scaler, and the modules of the forward's nodes. All of that goes into
@@ -30,11 +30,11 @@ _IRRELEVANT = frozenset(
 
 
 def cache_key(gm: GraphModule, policy: Policy | None, *settings: object) -> str:
-    """Return the tag for the graph ``gm``, rewritten by ``policy``; ``settings`` are what else its compilation reads.
+    """Return the tag for the graph ``gm``, rewritten by ``policy``; ``settings``: what else its compilation reads.
 
-    Without a policy nothing is cast, but fxamp's code counts: it changes what Inductor generates, too.
-    A setting or a node's annotation counts by its ``repr``. One with an address in it gives a tag that no other process
-    has, so such graphs are compiled in each.
+    Without a policy nothing is cast, but fxamp's code still counts, because it changes Inductor's output too. Settings
+    and node annotations count by their ``repr``. If that contains an address, the tag is unique to the process, and the
+    graph is compiled again in every process.
     """
     digest = hashlib.sha256(source_digest().encode())
     if policy is not None:

@@ -1,12 +1,12 @@
-"""Leave the values of a graph that AOTAutograd traced in the memory layouts that they were traced with.
+"""Restore the memory layouts with which AOTAutograd traced the values of a graph.
 
-Ops of such a graph rely on the strides of what they read: a view rejects others, ``as_strided`` reads other elements,
-and some kernels read past the memory of a value that is expanded. A pass that removes or replaces a node changes them:
-where a sum had made a value dense, readers are left with the expanded term.
+Ops of such a graph rely on the strides of their inputs: with other strides a view fails, ``as_strided`` reads other
+elements, and some kernels read past the memory of an expanded value. A pass that removes or replaces a node changes
+strides: if it removes a sum that made a value dense, the readers get the expanded term.
 
-1. Where an op or the output reads a value with other strides than it was traced with, the value is copied into those.
-   What was expanded is expanded again.
-2. Strides that no such copy has (windows that overlap, gaps) become contiguous; ``as_strided`` cannot read these.
+1. If an op or the output reads a value whose strides differ from the traced ones, the value is copied into the traced
+   layout. Expanded dimensions are expanded again.
+2. Strides that no such copy has (overlapping windows, gaps) become contiguous; ``as_strided`` cannot read these.
 3. An op that reads another dtype, which a pass decides, or contiguous strides by rule 2, is computed again on
    FakeTensors. If its result has other strides than traced, rules 1 and 3 apply to its readers.
 """
@@ -29,7 +29,7 @@ _WHY = "for {}: the strides that it was traced with"
 
 
 class TracedLayouts:
-    """What the ops of ``gm`` read before a pass."""
+    """The values that the ops of ``gm`` read before a pass."""
 
     def __init__(self, gm: GraphModule) -> None:
         self._values = {node: node.meta.get("val") for node in gm.graph.nodes}
@@ -71,7 +71,7 @@ class TracedLayouts:
         return all(traced for _, traced in pairs)
 
     def _restored(self, was: Any, now: Any, node: Node, copies: "_Copies") -> tuple[Any, bool]:
-        """Return what ``node`` is to read for ``now`` where ``was`` had been, and whether that is what was traced."""
+        """Return what ``node`` must read for ``now``, which replaced ``was``; and whether it is as traced."""
         if not (isinstance(was, Node) and isinstance(now, Node)):
             return now, was is now
         before, value = self._values[was], now.meta.get("val")
@@ -134,7 +134,7 @@ class _Copies:
         return size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim, near=node)
 
 
-#: Ops that read the memory of a tensor beside its elements.
+#: Ops that read memory of a tensor outside of its elements.
 _READ_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default)
 
 
@@ -151,7 +151,7 @@ def _computed_again(node: Node) -> bool:
     return True
 
 
-#: Ops with these tags make new symbolic numbers each time.
+#: Ops with these tags create new symbolic numbers each time.
 _NEW_NUMBERS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 

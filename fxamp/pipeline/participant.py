@@ -27,22 +27,23 @@ Partitioner = Callable[..., tuple[GraphModule, GraphModule]]
 class Participant:
     """Takes part in one graph. Methods that a participant does not define change nothing.
 
-    Those that get a partitioner, a compiler or a run return what takes its place, and usually calls it. ``lowering`` is
-    the option of that name. ``kept``: the values that the forward keeps for the backward, if this one rules them.
+    Methods that get a partitioner, a compiler or a run return a replacement, which usually calls it. ``lowering`` is
+    the option of that name. ``kept``: the values that the forward saves for the backward, if this participant packs
+    them.
     """
 
     kept: Sequence[KeptValue] = ()
 
     @property
     def key(self) -> object:
-        """What the keys of torch's caches must contain besides the policy; equal ``repr``, equal code."""
+        """A value for the keys of torch's caches, besides the policy: equal ``repr`` must mean equal code."""
         return None
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Raise OptionError if it cannot take part with these options; called before anything is traced."""
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
-        """Change the captured graph for ``inputs``, which has its casts; ``listing`` is its own."""
+        """Change the captured graph, which has its casts, for ``inputs``; ``listing`` describes it."""
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:
         """Read the backward that AOTAutograd derives or its cache returns; raise OptionError if it cannot take part."""
@@ -56,11 +57,11 @@ class Participant:
         return compiler
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
-        """Change the backward, or go around its runs."""
+        """Change the backward, or wrap its runs."""
         return compiler
 
     def run(self, run: Callable[..., Any], gm: GraphModule, lowering: str) -> Callable[..., Any]:
-        """Go around each run of the graph ``gm``, which ``run`` runs; called when everything else is compiled."""
+        """Wrap each run of the graph ``gm``, which ``run`` runs; called when everything else is compiled."""
         return run
 
 

@@ -87,7 +87,7 @@ def _traced(step: TracedPass[ContextT], gm: GraphModule, context: ContextT) -> R
 
 
 def _calls(gm: GraphModule) -> list[object]:
-    """Return what the code of ``gm`` and its bodies consists of. torch.fx replaces arguments, it never changes them."""
+    """Return the calls of ``gm`` and its bodies. torch.fx replaces arguments and never changes them in place."""
     return [part for node in all_nodes(gm) for part in (node, node.target, node.args, node.kwargs)]
 
 

@@ -1,3 +1,3 @@
-"""Reports: records, listings and dumps of graphs, warnings, which graphs ran, and why others did not."""
+"""Reports: records, listings and dumps of graphs; warnings; the graphs that ran, and the reasons why others did not."""
 
 from fxamp.reports.record import GraphRecord, PassRecord

@@ -1,8 +1,8 @@
 """Why Dynamo ended a graph before the end of the program, and which functions it skipped entirely.
 
-Dynamo stores the reason for most breaks on the graph. For the others it only counts the message: a break that it cannot
-resume from, a branch on a tensor value. Without those counters fxamp reports less exact reasons. Why Dynamo skips a
-function is the error that ends its compilation.
+Dynamo stores the reason for most breaks on the graph. For the others, such as a break that it cannot resume from or a
+branch on a tensor value, it only counts the message. Without those counters fxamp reports less exact reasons. The
+reason for skipping a function is the error that ends its compilation.
 """
 
 import re
@@ -99,7 +99,7 @@ def places_of(compiled: Any, places: Iterable[Place]) -> list[Place]:
 
 
 def _resumes(place: Place) -> bool:
-    """Whether Dynamo made the function, for what follows a graph break."""
+    """Whether Dynamo made the function for the code after a graph break."""
     return place[2].startswith(RESUMED)
 
 
@@ -108,7 +108,7 @@ def _in(place: Place, code: CodeType) -> bool:
 
 
 def described(place: Place) -> str:
-    """Return a function's place as lines of reports begin with it."""
+    """Return a function's place in the form in which lines of reports begin."""
     file, line, name = place
     return f"{file}:{line}: {name}"
 
@@ -128,7 +128,7 @@ def _fresh(kind: str) -> list[str]:
 def _first(message: str) -> str:
     """Return a message's heading and explanation, the first ones if one break led to another; else its first line.
 
-    The explanation alone may say nothing: of several breaks it is "Dynamo does not support this."
+    The explanation alone may say too little: for several kinds of breaks it is "Dynamo does not support this."
     """
     explained = _EXPLAINED.search(message)
     if explained is None:

@@ -1,7 +1,7 @@
 """Warn if a model was compiled with fxamp but runs without any of its graphs.
 
-If Dynamo skips a function of a model, the log says so at once. If it has nothing to compile, as for a copy of the
-model, or if a graph breaks before its first op, the first step of an optimizer shows it.
+If Dynamo skips a function of a model, the log says so at once. If Dynamo has nothing to compile, as for a copy of the
+model, or if a graph breaks before its first op, fxamp notices in the first step of an optimizer.
 """
 
 import gc
@@ -42,7 +42,7 @@ _COPY = (
 
 
 def _warn_of_skip(*_: object) -> None:
-    """Warn if Dynamo gives up a function of what is compiled with fxamp, and no graph of it has run yet."""
+    """Warn if Dynamo gives up a function of a model or function compiled with fxamp of which no graph has run yet."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
     if compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
         return
@@ -60,7 +60,7 @@ on_each_compilation(lambda *_: None, _warn_of_skip)
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    """Note a step of any optimizer; one without gradients, or with a learning rate of 0, only fills its state."""
+    """Note a step of any optimizer; a step without gradients, or with a learning rate of 0, only creates state."""
     if torch.compiler.is_compiling() or optimizer in _stepped:
         return
     gradients = any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])

@@ -37,11 +37,11 @@ _T = TypeVar("_T")
 
 
 class _Unknown(Exception):
-    """It is unknown what a node saves."""
+    """Raised if it is unknown what a node saves."""
 
 
 def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
-    """Return the bytes that autograd keeps of a captured graph, whose ``meta["val"]`` belong to ``mode``.
+    """Return the bytes that autograd saves for a captured graph, whose ``meta["val"]`` belong to ``mode``.
 
     None if it is unknown: no input is known to need a gradient, a node cannot be run on FakeTensors, a size is symbolic
     or the graph has a torch.func transform, which a failure would leave open.
@@ -78,7 +78,7 @@ def saved_tensors(run: Callable[[], _T]) -> tuple[_T, list[Tensor]]:
 def total_bytes(saved: Sequence[Tensor], inputs: Sequence[Any] = ()) -> int | None:
     """Return the bytes of the distinct storages of ``saved`` that are not in ``inputs``; None if a size is symbolic.
 
-    Of a DTensor only the part on this rank counts.
+    For a DTensor only the part on this rank counts.
     """
     there = {_storage(part) for value in inputs if isinstance(value, Tensor) for part in inner_tensors(value)}
     parts = [part for tensor in saved for part in inner_tensors(tensor)]
@@ -88,7 +88,7 @@ def total_bytes(saved: Sequence[Tensor], inputs: Sequence[Any] = ()) -> int | No
 
 
 class _Run(Interpreter):
-    """Runs a graph; ``kept`` collects what its higher-order ops keep, besides what autograd saves in this run."""
+    """Runs a graph; ``kept`` collects what its higher-order ops save, besides what autograd saves in this run."""
 
     def __init__(self, gm: GraphModule) -> None:
         super().__init__(gm)
@@ -138,7 +138,7 @@ class _Run(Interpreter):
         return results[0]
 
     def _function(self, body: GraphModule, operands: list[Any]) -> Any:
-        """A custom autograd.Function keeps what its forward passes to its backward."""
+        """A custom autograd.Function saves the values that its forward passes to its backward."""
         with torch.no_grad():
             outputs, saved = Interpreter(body).run(*operands)
         self.kept += [value for value in pytree.tree_leaves(saved) if isinstance(value, Tensor)]

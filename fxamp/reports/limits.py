@@ -1,8 +1,8 @@
 """Functions for which Dynamo's recompile limit is reached, and how many calls have run without casts since.
 
-From then on Dynamo does not call fxamp for such a function: a call that fits none of its graphs runs as the program is
-written. So fxamp watches each later call of the compiled function, and counts it if no graph of the function ran in it.
-Under torch.autocast no casts are lost, and nothing is counted.
+From then on Dynamo does not call fxamp for such a function: a call that fits none of its graphs runs uncompiled. So
+fxamp watches each later call of the compiled function, and counts it if no graph of the function ran in it. Under
+torch.autocast no casts are lost, and nothing is counted.
 """
 
 import sys

@@ -39,9 +39,9 @@ def list_graph(gm: GraphModule, name: str = "GraphModule", **about: Any) -> List
 
 
 def list_partition(gm: GraphModule, stage: str, values: tuple[KeptValue, ...] = ()) -> Listing:
-    """Return the listing of one of AOTAutograd's partitioned graphs, with what the forward keeps for the backward.
+    """Return the listing of one of AOTAutograd's partitioned graphs, with the tensors saved for the backward.
 
-    ``stage`` is "forward" or "backward", ``values`` what rules made of kept values.
+    ``stage`` is "forward" or "backward"; ``values`` describes what rules did to the saved values.
     """
     if stage != "forward":
         return list_graph(gm, stage=stage)
@@ -99,12 +99,12 @@ def _decided(decided: Decision) -> dict[str, Any]:
 
 def _type(tensor: torch.Tensor) -> TensorType:
     parts = inner_tensors(tensor)
-    shape = parts[0].shape if len(parts) == 1 else tensor.shape  # of a DTensor the part on this rank
+    shape = parts[0].shape if len(parts) == 1 else tensor.shape  # for a DTensor the part on this rank
     return TensorType(dtype_name(tensor.dtype), tuple(map(_size, shape)), str(tensor.device))
 
 
 def _size(size: int | torch.SymInt) -> int | str:
-    text = str(size)  # of a symbol that became a constant: that number
+    text = str(size)  # the number, for a symbol that became a constant
     return int(text) if text.isdecimal() else text
 
 

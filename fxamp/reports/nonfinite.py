@@ -1,4 +1,4 @@
-"""The values that were not finite in runs of compiled graphs, as plain data and as text."""
+"""The non-finite values in runs of compiled graphs, as plain data and as text, with the module path of each."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,21 +23,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class NonFinite:
-    """The first value in program order that was not finite, although all that it was made of was.
+    """The first value in program order that was not finite, although its inputs were.
 
-    ``kind`` is ``"op"``; or what came into the graph that way: ``"input"``, ``"parameter"``, ``"constant"``, ``"value
-    saved by the forward"``, ``"gradient that enters the graph"``. ``region`` is "forward" or "backward", ``value``
-    "inf" or "nan", ``step`` the number of the call of this graph, evaluations and micro-batches included, from 1;
-    ``times`` and ``last`` say in how many calls this value was the first one, and in which one last. ``entry`` is the
-    node with its op, module, source line and rule; in a backward ``forward`` is that of the op whose gradient it
-    computes, None if unknown. ``graph`` is the number of the graph in :func:`fxamp.report`.
+    ``kind`` is ``"op"``; or, for a value that entered the graph that way, ``"input"``, ``"parameter"``, ``"constant"``,
+    ``"value saved by the forward"`` or ``"gradient that enters the graph"``. ``region`` is "forward" or "backward",
+    ``value`` "inf" or "nan". ``step`` is the number of the call of this graph, from 1, including evaluations and
+    micro-batches; ``times`` is the number of calls in which this value was the first one, ``last`` the last of them.
+    ``entry`` is the node with its op, module, source line and rule; in a backward ``forward`` is the node of the op
+    whose gradient it computes, None if unknown. ``graph`` is the number of the graph in :func:`fxamp.report`.
 
-    ``inputs`` are the values that the op read, ``before`` the largest magnitude of the result in the last call in which
-    all was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their rules.
-    ``infected`` are the next ops that the value reached; ``gradients`` the parameters and other inputs whose gradients
-    were not finite therefore. ``advice`` is a rule for a policy file that keeps the op in
-    float32; ``""`` if it runs in float32 already. ``scaled``: gradients were multiplied by a loss scale, so that an
-    overflow is normal: the step is skipped, and the scale goes down.
+    ``inputs`` are the values that the op read. ``before`` is the largest magnitude of the result in the last call in
+    which everything was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their
+    rules. ``infected`` are the next ops that the value reached, ``gradients`` the parameters and other inputs whose
+    gradients became non-finite. ``advice`` is a rule for a policy file that keeps the op in float32; ``""`` if it runs
+    in float32 already. ``scaled``: gradients were multiplied by a loss scale, so an overflow is normal: the step is
+    skipped, and the scale goes down.
     """
 
     entry: Entry
@@ -63,7 +63,7 @@ class NonFinite:
 
     @property
     def op(self) -> str:
-        """The op as policies name it, ``"aten::exp.default"``; for what comes in, its name."""
+        """The op as policies name it, ``"aten::exp.default"``; for a value that enters the graph, its name."""
         return self.entry.target
 
     @property
@@ -83,7 +83,7 @@ class NonFinite:
 
     @property
     def without_policy(self) -> str:
-        """The dtype that the value would have without the policy; of a gradient that of its forward's op."""
+        """The dtype that the value would have without the policy; for a gradient, the dtype of its forward's op."""
         if self.entry.is_cast and self.inputs:
             return self.inputs[0].dtype
         known = self._program
@@ -104,7 +104,7 @@ class NonFinite:
 
     @property
     def headline(self) -> str:
-        """One line: what was not finite first, and when."""
+        """One line: the first value that was not finite, and the step."""
         what = self.op if self.kind == "op" else f"{self.kind} {self.op}"
         of = f" in the backward of {self.forward.target}" if self.forward is not None else ""
         where = "" if of or self.region == "forward" else " in the backward"
@@ -135,7 +135,7 @@ class NonFinite:
 
 
 class Account(Protocol):
-    """Who reads what the runs of one graph measured."""
+    """Reads the measurements of one graph's runs."""
 
     def found(self) -> tuple[NonFinite, ...]:
-        """Return what was not finite so far; waits for the device."""
+        """Return the non-finite values found so far; waits for the device."""

@@ -28,7 +28,7 @@ class PassRecord:
 
 @dataclass(frozen=True)
 class CastGraph:
-    """A captured graph after the passes that insert a policy's casts, which ran with ``context``, and what each did."""
+    """A captured graph after the passes that insert a policy's casts, with their ``context`` and their records."""
 
     captured: Captured
     context: CastContext
@@ -103,12 +103,12 @@ class GraphRecord:
 
     @property
     def seconds(self) -> float:
-        """The time of all passes together."""
+        """The time of all passes together, in seconds."""
         return sum(record.seconds for record in self.passes)
 
     @property
     def shared(self) -> int:
-        """How often another use shared an inserted cast."""
+        """The number of further uses that share an inserted cast."""
         return self.listing.counts.get("shared", 0)
 
     @property

@@ -12,7 +12,7 @@ from fxamp.reports.break_reasons import Place, place_of
 from fxamp.reports.runs import Runs
 from fxamp.torch_private import backends_of_compiles, compiled_code
 
-#: In order of compilation; None if every model of the graph is gone. A graph returns when it runs for a new model.
+#: Records in order of compilation; None once every model of the graph is gone, until the graph runs for a new model.
 _graphs: list[Runs | None] = []
 _remembering = RLock()
 
@@ -21,7 +21,7 @@ _following: dict[int, tuple[weakref.ref[Any], bool]] = {}
 
 
 def remember(record: GraphRecord, under_autocast: bool) -> Runs:
-    """Keep ``record`` as long as a model exists that its graph ran for; ``under_autocast`` as in :class:`Runs`."""
+    """Keep ``record`` as long as a model exists for which its graph ran; ``under_autocast`` as in :class:`Runs`."""
     with _remembering:
         _graphs[:] = [None if graph is None or graph.forgotten else graph for graph in _graphs]
         code = compiled_code()
@@ -45,7 +45,8 @@ def _keep_as(number: int) -> Callable[[Runs], None]:
 def follows_autocast(caller: object, parameters: Sequence[torch.Tensor] = ()) -> bool:
     """Whether ``caller``, a module or function, has run under torch.autocast, or around a region of it.
 
-    So has one whose graphs read a parameter that a graph under autocast has read, or which reads one of ``parameters``.
+    This also holds if a graph under autocast reads one of ``parameters``, or a parameter that a graph of ``caller``
+    reads.
     """
     if caller is None:
         return False
@@ -67,7 +68,7 @@ def _under_autocast() -> list[Runs]:
 
 
 def forget_autocast() -> None:
-    """Let nothing follow torch.autocast by what ran so far, as in a new process."""
+    """Forget which models ran under torch.autocast, as in a new process."""
     with _remembering:
         for graph in _under_autocast():
             graph.under_autocast = False

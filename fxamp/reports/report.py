@@ -38,9 +38,9 @@ class Report:
 
     It lists the graphs that ran when the model was called, and those that read its parameters. ``outside`` names the
     parameters that no graph read: the code that uses them runs unchanged. ``skipped`` lists functions that Dynamo does
-    not compile, with the reason: for example a graph break inside a loop. ``ended`` lists those whose first graph a
-    graph break ended; where there is no graph, that is why. ``limited`` lists those for which Dynamo's recompile limit
-    was reached, with the number of calls that ran without casts since.
+    not compile, with the reason: for example a graph break inside a loop. ``ended`` lists functions whose first graph
+    was ended by a graph break, which explains a missing graph. ``limited`` lists functions for which Dynamo reached its
+    recompile limit, with the number of calls that ran without casts since then.
     """
 
     graphs: tuple[GraphRecord, ...]
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def kept(self) -> tuple[int | None, int | None]:
-        """The bytes that all forwards keep for their backwards, without and with the policy's rules for kept values.
+        """The bytes that all forwards save for their backwards, without and with the policy's rules for saved values.
 
         None if no graph has such rules, or a size is unknown.
         """

@@ -1,8 +1,8 @@
-"""What each compiled graph ran for: which callables called it, and which parameters it read.
+"""Record for each compiled graph the callables that called it and the parameters that it read.
 
-Dynamo compiles code, and reuses the graphs of one model for every model of the same class. So each graph records this
-as it runs. In the steady state the cost is one lookup; the Python stack is walked only if the callable or the
-parameters are new.
+Dynamo compiles code, and reuses the graphs of one model for every model of the same class. So each graph records its
+callers and parameters as it runs. Normally this costs one lookup; the Python stack is walked only if the callable or
+the parameters are new.
 """
 
 import sys
@@ -27,7 +27,7 @@ _COMPILED_CALL = "_TorchDynamoContext."
 
 
 class Runs:
-    """One compiled graph, and what it ran for so far, as weak references: callables, modules, parameters.
+    """One compiled graph, with weak references to the callables, modules and parameters for which it ran.
 
     ``under_autocast``: its policy follows a torch.autocast around it or in it. ``function``: the function that Dynamo
     made the graph of; None if unknown. ``noted`` is called with this object whenever the graph ran for something new,
@@ -54,7 +54,7 @@ class Runs:
     def noting(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
         """Return ``compiled``, which takes values like ``inputs``, with each call recorded.
 
-        What it is being compiled for counts as run: the first call follows.
+        The caller that it is being compiled for is recorded at once, because its first call follows.
         """
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
         read = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1) if at else slice(0))

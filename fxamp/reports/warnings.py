@@ -1,4 +1,4 @@
-"""Warnings that would repeat for every graph: each is logged once per process."""
+"""Warnings that would repeat for every graph, logged once per process each."""
 
 import logging
 from collections.abc import Container
@@ -15,7 +15,7 @@ _NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
 
 @dataclass(frozen=True)
 class Example:
-    """Text in a warning, such as one graph of many, that does not make it another warning."""
+    """Text in a warning, such as the location of one graph of many, that does not make it a different warning."""
 
     text: str = field(compare=False)
 

@@ -23,7 +23,7 @@ Three folders, each of which imports only those below it, and ``scale``, the sca
     graphs            compiled graphs: their backwards scale, unscale and check inside, and report flags
     outside_graphs    float16 outside of graphs: the walk from a scaled loss, and what cannot be followed
 
-``fxamp/scaler/README.md`` draws the way of a step.
+``fxamp/scaler/README.md`` shows how a step runs.
 """
 
 from fxamp.scaler.torch_contract.grad_scaler import GradScaler

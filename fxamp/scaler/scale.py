@@ -1,4 +1,4 @@
-"""The scale: how it multiplies, and the two ways to change it: growth and backoff, or a value from the user."""
+"""The scale: how it multiplies, and the two ways to change it, by growth and backoff or to a value from the user."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +88,7 @@ def adapt_scale_(
     Args:
         scale: 0-dim float32.
         tracker: 0-dim int32, consecutive updates without an overflow since the scale last changed.
-        flags: of each optimizer checked since the last update one, 0-dim float32 on the scale's device.
+        flags: one for each optimizer checked since the last update, 0-dim float32 on the scale's device.
         rule: how the scale grows and backs off.
 
     Raises:

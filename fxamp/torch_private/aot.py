@@ -1,4 +1,4 @@
-"""AOTAutograd: the metadata of its graphs, and what their backwards keep."""
+"""AOTAutograd: the metadata of its graphs, and the tensors that their backwards keep."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -69,7 +69,7 @@ def traced_tangents(metadata: Any) -> Sequence[Any]:
 def running_metadata() -> Iterator[None]:
     """Make AOTAutograd's metadata of the backward that is running the current metadata inside.
 
-    As it would be if the backward were compiled with its forward. Breaks loudly.
+    It is then as if the backward were compiled with its forward. Breaks loudly.
     """
     context = TracingContext.try_get()
     metadata = [entry for entry in graph_metadata(function_of(running_node())) if entry is not None]
@@ -102,9 +102,9 @@ def compiling_again() -> Callable[[], AbstractContextManager[None]]:
 def keep_saved_tensors() -> None:
     """Forbid the kernels of the graph that AOTAutograd is compiling to overwrite tensors that the forward saved.
 
-    So ``retain_graph=True`` works as in eager mode. torch reads this list, also at run time. Its config switch leaves
-    None there, which torch treats as a non-empty list. If torch renames the list, ``retain_graph=True`` raises an error
-    from torch.
+    So ``retain_graph=True`` works as in eager mode. torch reads the list of donated buffers at run time too. torch's
+    config switch leaves None there, which torch treats as a non-empty list. If torch renames the list,
+    ``retain_graph=True`` raises an error from torch.
     """
     metadata = current_metadata()
     if metadata is not None:
@@ -112,7 +112,7 @@ def keep_saved_tensors() -> None:
 
 
 def keep_if_retained(node: Node) -> None:
-    """If the first backward of the graph of ``node`` keeps the graph, forbid its kernels what they otherwise may.
+    """If the first backward of the graph of ``node`` keeps the graph, forbid its kernels to overwrite saved tensors.
 
     As :func:`keep_saved_tensors`, for a backward that AOTAutograd does not compile when it first runs.
     """
@@ -124,10 +124,10 @@ def keep_if_retained(node: Node) -> None:
 
 
 def donated_inputs() -> list[int] | None:
-    """Return which tensors that the forward saved the kernels of the current graph's backward may overwrite.
+    """Return which saved tensors the kernels of the current graph's backward may overwrite.
 
-    Inductor compiles for this, and leaves it out of its cache's keys. If torch renames it, a backward that may
-    overwrite some can be taken from the cache where it may not, as torch's own.
+    Inductor's code depends on this, but its cache's keys do not. If torch renames it, the cache can return a backward
+    that overwrites tensors which it must not overwrite, as can happen without fxamp.
     """
     return getattr(current_metadata(), "bw_donated_idxs", None)
 
@@ -155,7 +155,7 @@ _EXACTLY = "fxamp_kept_exactly"
 
 
 def kept_exactly() -> AbstractContextManager[None]:
-    """Mark ops that AOTAutograd traces inside: what the backward needs of their results is kept as it is.
+    """Mark ops that AOTAutograd traces inside: the results that the backward needs are saved unpacked.
 
     If torch no longer copies annotations to traced nodes, a policy's rules round gradients that a forward makes.
     """

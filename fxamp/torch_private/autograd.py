@@ -43,7 +43,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def inner_nodes(edges: Sequence[tuple[Node, int]]) -> list[Node]:
-    """Return the nodes of a node's ``next_functions`` that are no leaves. Breaks loudly."""
+    """Return the nodes of a node's ``next_functions`` that are not leaves. Breaks loudly."""
     return [node for node, _ in edges if node is not None and not isinstance(node, _Accumulation)]
 
 
@@ -66,7 +66,7 @@ def gradient_dtypes(node: Node) -> list[torch.dtype]:
 
 
 def made_before(node: Node) -> int:
-    """Return how many nodes its thread had made before ``node``. Breaks loudly."""
+    """Return how many nodes its thread had created before ``node``. Breaks loudly."""
     number: int = node._sequence_nr()
     return number
 

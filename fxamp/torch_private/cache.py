@@ -1,4 +1,4 @@
-"""AOTAutograd's cache: what it stores, and how to make it store backwards."""
+"""AOTAutograd's cache: the graphs that it stores, and a way to make it store backwards."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

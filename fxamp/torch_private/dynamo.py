@@ -21,7 +21,7 @@ untraced = _disable_dynamo
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what torch made :data:`untraced`, for callers that are so already; any other function as it is.
+    """Return the function inside an :data:`untraced` one, for callers that are untraced already; others unchanged.
 
     If torch renames the attributes, each call of a compiled graph turns Dynamo off twice.
     """
@@ -32,7 +32,7 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
 def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: FrameType | None) -> Exception:
     """Return ``error`` in a form that Dynamo raises unchanged: of its own type, and of BackendCompilerFailed.
 
-    Its traceback starts at ``frame``, and the message is its last line. If Dynamo no longer passes
+    The traceback starts at ``frame``, and its last line is the message. If Dynamo no longer passes
     BackendCompilerFailed through, the message is wrapped in another error.
     """
     from torch._dynamo.exc import BackendCompilerFailed
@@ -103,7 +103,7 @@ def hint(number: int | torch.SymInt) -> int | None:
 
 
 def guard_current_graph(name: str, holds: Callable[[], bool]) -> None:
-    """Recompile the graph that Dynamo is compiling once ``holds`` is false; each call of the graph calls ``holds``.
+    """Recompile the graph that Dynamo is compiling once ``holds``, called in each of its calls, returns False.
 
     ``name``: the name of ``holds`` in Dynamo's messages. Does nothing outside torch.compile. Breaks loudly.
     """
@@ -135,9 +135,9 @@ def source_text(placeholder: Node) -> str:
 def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:
     """Let AOTAutograd treat ``gm``, made of Dynamo's graph ``captured``, as Dynamo's own.
 
-    So it knows which inputs stay in place between calls: CUDA graphs do not copy them, and to keep them for a backward
-    costs no memory. Tensors that only ``gm`` holds are constants. If torch renames the sources, all inputs count as new
-    in each call.
+    AOTAutograd then knows which inputs stay in place between calls: CUDA graphs do not copy them, and saving them for a
+    backward costs no memory. Tensors that only ``gm`` holds are constants. If torch renames the sources, all inputs
+    count as new in each call.
     """
     from torch._dynamo.source import ConstantSource
 

@@ -1,4 +1,4 @@
-"""What Inductor does with an op, and with the outputs of a graph."""
+"""Inductor: how it treats an op and the outputs of a graph, and two changes to it."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def calls_kernel(target: object) -> bool:
 
 
 def drop_outputs(output: Node, places: Collection[int]) -> None:
-    """Tell Inductor that the outputs at ``places`` of the node ``output`` became None, if it has noted their layouts.
+    """Tell Inductor that the outputs at ``places`` of the node ``output`` became None, if it recorded their layouts.
 
     If torch renames the note, Inductor raises for graphs on GPUs.
     """
@@ -30,7 +30,7 @@ def drop_outputs(output: Node, places: Collection[int]) -> None:
 def realize_inputs_of(op: OpOverload) -> None:
     """From now on Inductor writes each input of ``op``, whose kernel it calls, once. Imports Inductor. Breaks loudly.
 
-    It would compute an input again for each call that reads it: two calls would read two equal copies.
+    Otherwise it would compute an input once for each call that reads it, so that two calls read two equal copies.
     """
     from torch._inductor.lowering import needs_realized_inputs
 
@@ -51,8 +51,8 @@ def compiled_function(arguments: Sequence[str], source: str) -> Callable[..., No
 def order_writes() -> None:
     """From now on Inductor keeps reads of a buffer behind the writes to it. Imports Inductor. Breaks loudly.
 
-    Where its C++ backend computes a node's loops again to fuse it, it loses that the node reads the buffer as a
-    scatter left it, and may move the node before the scatter: gradients become zero.
+    When its C++ backend recomputes a node's loops to fuse it, it loses the fact that the node reads the result of a
+    scatter, and may move the node before the scatter, so that gradients become zero.
     """
     from torch._inductor.scheduler import SchedulerNode
 

@@ -1,4 +1,4 @@
-"""MKL, which torch's libraries for x86 contain: bfloat16 products in float32, for which torch has no op on a CPU."""
+"""MKL, which torch contains on x86: bfloat16 products with float32 results, for which torch has no op on a CPU."""
 
 import ctypes
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def add_wide_product(left: Tensor, right: Tensor, total: Tensor, keep: bool = Tr
         left: bfloat16 ``[M, N]`` on the CPU.
         right: bfloat16 ``[M, K]`` on the CPU.
         total: contiguous float32 ``[N, K]`` on the CPU.
-        keep: whether what ``total`` holds counts. If not, it may be uninitialized.
+        keep: whether to add to ``total``. If not, it may be uninitialized.
     """
     gemm = _GEMM
     assert gemm is not None and left.dtype is right.dtype is torch.bfloat16 and total.dtype is torch.float32
@@ -37,7 +37,7 @@ def add_wide_product(left: Tensor, right: Tensor, total: Tensor, keep: bool = Tr
 
 
 def _rows(matrix: Tensor) -> Tensor:
-    """``matrix``, copied unless its rows lie one behind the other."""
+    """``matrix``, copied unless it is stored row by row."""
     return matrix if matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1] else matrix.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Tensors: compare many at once with what they were, and number them; which LSTMs oneDNN has; what a wrapper holds."""
+"""Tensors: compare many at once with earlier ones, set their version numbers, query oneDNN, and unwrap them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from torch._library.fake_class_registry import FakeScriptObject
 
 
 def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """Return a function of as many tensors: whether each has the class, dtype, device, sizes and strides of its own.
+    """Return a function that compares as many tensors with ``tensors``: class, dtype, device, sizes, strides.
 
-    It reads all that in C++, several times faster than Python reads one property; holds no tensor. ``tensors`` are
-    dense. It is also False in another autograd mode, under another autocast, and for a tensor that is given twice.
-    Breaks loudly, also where the number of tensors differs.
+    It reads these in C++, several times faster than Python reads one property, and holds no tensor. ``tensors`` are
+    dense. The result is also False in another autograd mode, under another autocast, and if a tensor is passed twice.
+    Breaks loudly, also if the number of tensors differs.
     """
     sizes, strides = ([list(read(tensor)) for tensor in tensors] for read in (Tensor.size, Tensor.stride))
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
@@ -22,7 +22,7 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
 
 def set_version(tensors: Sequence[Tensor], version: int) -> None:
-    """Set the number by which autograd notices writes to each of ``tensors``, and to their views. Breaks loudly."""
+    """Set autograd's version number, which detects writes, of each of ``tensors`` and of their views. Breaks loudly."""
     torch._C._autograd._unsafe_set_version_counter(tuple(tensors), (version,) * len(tensors))
 
 
@@ -45,7 +45,7 @@ def real_object(value: Any) -> Any:
 
 
 def outside_transforms(tensor: Tensor) -> Tensor:
-    """Return the tensor inside of what torch.func's transforms wrapped around ``tensor``. Breaks loudly."""
+    """Return the tensor inside the wrappers of torch.func's transforms around ``tensor``. Breaks loudly."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""Tracing: torch's states while code is traced, and a make_fx that changes nothing that other threads can see."""
+"""Tracing: torch's state while code is traced, and a make_fx whose effects other threads cannot see."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -32,8 +32,7 @@ def make_fx(
 
     torch's own patches ``nn.Module`` and says to the whole process that fx is tracing: a second trace restores the
     patches of the first one, and compiled models of other threads raise. Here nothing is patched, and one thread traces
-    at a time. If torch renames what it is made of, it breaks loudly; if torch patches elsewhere, tests/torch_private
-    finds it.
+    at a time. If torch renames its parts, it breaks loudly; if torch patches elsewhere, tests/torch_private finds it.
     """
 
     def traced(*inputs: Any) -> GraphModule:
@@ -95,9 +94,9 @@ class _InThisThread:
 def compiling_flag(everywhere: bool = False) -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` true inside; only one thread at a time can be inside.
 
-    So torch's optimizers take the path that reads no value on the host. Other threads see it only ``everywhere``: for
-    torch's own compilers, which patch the process, so that compiled models of other threads must know. If torch renames
-    the flag, optimizers read values of fake tensors, and their steps are left to the host.
+    So torch's optimizers take the path that reads no value on the host. With ``everywhere`` other threads see the flag
+    too: torch's own compilers patch the process, which compiled models of other threads must know. If torch renames the
+    flag, optimizers read values of fake tensors, and the host decides on their steps.
     """
     with compile_lock():
         before = torch.compiler._is_compiling_flag

@@ -1,6 +1,6 @@
 """Each private name of torch that fxamp reads, and the versions that have it, as a policy's rules write them."""
 
-#: Read wherever they are needed: torch documents them, graphs call them, or libraries around torch rely on them.
+#: Names that any file may read: torch documents them, graphs call them, or libraries around torch rely on them.
 EVERYWHERE = {
     "torch._C.DisableTorchFunction": ">=2.11",
     "torch._C.DisableTorchFunctionSubclass": ">=2.11",
@@ -47,7 +47,7 @@ EVERYWHERE = {
     "torch.utils._pytree": ">=2.11",
 }
 
-#: Read in this folder alone: torch may rename or move them.
+#: Names that only this folder may read, because torch may rename or move them.
 HERE = {
     "torch._C._DisableAutocast": ">=2.11",
     "torch._C._TorchDispatchModeKey": ">=2.11",

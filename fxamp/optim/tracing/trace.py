@@ -153,7 +153,7 @@ def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
 
 
 def wide_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
-    """Return flat fakes, with float32 in place of 16-bit floats, which are converted as they are read and written."""
+    """Return flat fakes, with float32 instead of 16-bit floats, which are converted as they are read and written."""
     flat = flat_fakes(tensors, mode)
     with mode:
         return [torch.empty_like(fake, dtype=torch.float32) if fake.dtype in NARROW else fake for fake in flat]

@@ -24,7 +24,7 @@ MOST_SQUARES = 256
 
 
 class _Backward:
-    """Reports of compiled backwards on the gradients of ``owners``; none if the host knows that all are finite.
+    """Reports of compiled backwards on the gradients of ``owners``; empty if the host knows that all are finite.
 
     Attributes:
         owners: weak references to the parameters; None for a gradient that belongs to no parameter.
@@ -44,9 +44,9 @@ class _Backward:
 class Report:
     """Reports of graphs on some of the gradients that a check covers.
 
-    ``parameters``: those of the gradients; None for a gradient without a parameter. ``flags``: whether a graph saw an
-    overflow in each, bool or int32; None if no graph reported. ``unread``: the positions of gradients that a check must
-    read, because they are not exactly as a graph checked them; None if the flags decide.
+    ``parameters``: the owners of the gradients; None for a gradient without a parameter. ``flags``: whether a graph saw
+    an overflow in each, bool or int32; None if no graph reported. ``unread``: the positions of gradients that a check
+    must read, because they are not exactly as a graph checked them; None if the flags suffice.
     """
 
     parameters: Sequence[Tensor | None]

@@ -1,9 +1,9 @@
-"""DistributedDataParallel around compiled graphs: what it may not do to their unscaled gradients.
+"""DistributedDataParallel around compiled graphs: two things that it must not do to their unscaled gradients.
 
-1. It may not round gradients to float16 to send them between ranks: without the scale they would underflow.
-2. Its ranks may not make different numbers of steps, as inside torch's ``join()``: a rank that has ended takes part in
-   the wrapper's collective calls alone. It does not answer when the others agree on a skip: they would take one of the
-   wrapper's sums for an answer.
+1. It must not round gradients to float16 to send them between ranks, because without the scale they would underflow.
+2. Its ranks must not make different numbers of steps, as inside torch's ``join()``. A rank that has ended takes part
+   only in the wrapper's collective calls, not when the others agree on a skip: they would mistake one of the wrapper's
+   sums for its answer.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""float16 outside of compiled graphs: gradients in float16 are scaled there, all others are true."""
+"""float16 outside compiled graphs: float16 gradients are scaled there, and all others are unscaled."""

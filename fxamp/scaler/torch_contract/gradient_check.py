@@ -27,8 +27,8 @@ def check_gradients(
     """Return a flag for each device that holds gradients: 0-dim float32, 1.0 if one of them overflowed.
 
     Args:
-        optimizer: whose gradients they are.
-        groups: of the gradients; with ``squares`` also those without any, as they are on other ranks.
+        optimizer: the owner of the gradients.
+        groups: groups of the gradients; with ``squares`` also empty ones, which other ranks may have filled.
         found_inf: 0-dim float32; the initial value of the flags. None: 0.0.
         inv_scale: 0-dim float32 by which gradients are multiplied in place; None to check only.
         graph: the flags of compiled graphs. If it is attached, gradients are unscaled already and are not multiplied.
