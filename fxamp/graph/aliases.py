@@ -146,7 +146,7 @@ def alias_of(node: Node) -> Node | None:
     return sources[0] if known and len(known) == len(_effects(owner)) else None
 
 
-def given_back(node: Node) -> Node | None:
+def unchanged_input(node: Node) -> Node | None:
     """Return the input that a conversion returns unchanged because there is nothing to convert; else None."""
     if not isinstance(node.target, OpOverload) or node.target._schema.name not in _CONVERSIONS:
         return None

@@ -93,32 +93,32 @@ def _rule(leaf: object, context: CastContext) -> Rule | None:
     value = tensor_value(leaf)
     if value is None or not isinstance(leaf, Node):
         return None
-    maker = _maker(leaf)
-    if maker.op in ("placeholder", "get_attr"):
+    producer = _producer(leaf)
+    if producer.op in ("placeholder", "get_attr"):
         return None
-    return context.policy.ruling(_site(maker, value)).rule
+    return context.policy.ruling(_site(producer, value)).rule
 
 
-def _maker(node: Node) -> Node:
+def _producer(node: Node) -> Node:
     """Return the node that computed ``node``."""
     passes_on = is_view(node) or node.target in CONVERSIONS | COPIES or node.target is operator.getitem
     source = node.args[0] if passes_on else None
-    return _maker(source) if isinstance(source, Node) else node
+    return _producer(source) if isinstance(source, Node) else node
 
 
-def _site(maker: Node, value: Tensor) -> Site:
-    if isinstance(maker.target, OpOverload):
-        site = site_of(maker, RESULTS)
+def _site(producer: Node, value: Tensor) -> Site:
+    if isinstance(producer.target, OpOverload):
+        site = site_of(producer, RESULTS)
     else:
-        site = Site(op_name(maker), module_path(maker), module_classes(maker), region=RESULTS)
+        site = Site(op_name(producer), module_path(producer), module_classes(producer), region=RESULTS)
     return replace(site, args={**site.args, RESULT: facts_of(value)}, computes=True, elements=hint(value.numel()))
 
 
 def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: CastContext) -> DroppedResult | None:
     value = tensor_value(leaf)
     assert value is not None
-    maker = _maker(leaf)
-    name = f"the result of {op_name(maker)} at {describe_source(maker)}"
+    producer = _producer(leaf)
+    name = f"the result of {op_name(producer)} at {describe_source(producer)}"
     sizes = [size_reader(size, inputs) for size in value.shape]
     why = f"a graph break ends its graph ({context.ended})" if context.ended else ""
     if why or None in sizes:

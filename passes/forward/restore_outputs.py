@@ -32,7 +32,7 @@ from fxamp.graph import (
     same_strides,
     tensor_value,
 )
-from fxamp.graph.aliases import alias_of, aliased_inputs, given_back, is_view
+from fxamp.graph.aliases import alias_of, aliased_inputs, is_view, unchanged_input
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
 
@@ -111,7 +111,7 @@ class _Rebuilder:
 
     def _build(self, node: Node, dtype: torch.dtype) -> Node:
         """Rebuild the node from the cast of the value that it is a view of. All writes happen before the outputs."""
-        same = alias_of(node) or given_back(node)
+        same = alias_of(node) or unchanged_input(node)
         if same is not None:
             return self._rebuilt(same, dtype)
         picked = node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]

@@ -24,12 +24,12 @@ from fxamp.passes.shared.saved_values import (
     KeepDecision,
     Memory,
     keep_decision,
-    maker,
     memories,
     names_of,
+    producer,
     saved,
     stored_bytes,
-    viewed,
+    view_base,
 )
 from fxamp.policy import KeepRule
 from fxamp.policy.model.keep_rule import Keep
@@ -88,7 +88,7 @@ class PackKept(TracedPass[CastContext]):
                     for at, view in zip(memory.at, memory.views, strict=True):
                         restore[at] = Restore(packing, memory.at[0], _views(node, view))
                 values.append(_report(memory, decided, plan, None if outcome is None else outcome[2]))
-        _hand_out(output, self.results, restore, parts)
+        _return_parts(output, self.results, restore, parts)
         output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
         return Result(len(parts), {"packed": len(parts)})
 
@@ -146,9 +146,9 @@ def _views(source: Node, node: Node) -> tuple[Node, ...]:
     while node is not source:
         path.append(node)
         owner = node.args[0]
-        if isinstance(owner, Node) and viewed(node) is not owner:  # a getitem from several views
+        if isinstance(owner, Node) and view_base(node) is not owner:  # a getitem from several views
             path.append(owner)
-        source_of = viewed(node)
+        source_of = view_base(node)
         assert source_of is not None
         node = source_of
     return tuple(reversed(path))
@@ -176,7 +176,7 @@ def _place(node: Node) -> Node:
     The first reader of a value that Inductor writes to memory, such as a pooling's result, determines its layout. A
     convolution needs channels innermost: if packing came first, the convolution would copy the value.
     """
-    target = maker(node).target
+    target = producer(node).target
     fused = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
     reader = None if fused else next((user for user in node.users if user.target is _CONVOLUTION), None)
     return (reader or node).next
@@ -188,7 +188,7 @@ _CONVOLUTION = torch.ops.aten.convolution.default
 _HANDED = ("saved_tensor_with_no_vc_check",)
 
 
-def _hand_out(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
+def _return_parts(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
     """Replace the saved values by their packed parts, with AOTAutograd's descriptors."""
     returned: Any = output.args[0]
     described: Any = output.meta.get("desc")
@@ -224,7 +224,7 @@ def kept_value(
     node: Node, name: str, rule: KeepRule | None, form: str, sizes: tuple[int | None, int | None], reason: str = ""
 ) -> KeptValue:
     """Return the report entry for the value of ``node``, called ``name``; ``sizes``: bytes before and after."""
-    value, source = tensor_value(node), maker(node)
+    value, source = tensor_value(node), producer(node)
     assert value is not None
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
     ref = None if rule is None else RuleRef(rule.id, str(rule.origin or ""), rule.asks, rule.why)

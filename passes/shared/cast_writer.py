@@ -21,7 +21,7 @@ from fxamp.graph import (
     nesting_change,
     tensor_value,
 )
-from fxamp.graph.aliases import alias_of, given_back, writes
+from fxamp.graph.aliases import alias_of, unchanged_input, writes
 
 aten = torch.ops.aten
 
@@ -58,7 +58,7 @@ def _origin(value: torch.Tensor | None) -> AutogradInfo:
 
 def _given(node: Node) -> Node | None:
     """Return the input that ``node`` returns unchanged; None if there is none."""
-    return alias_of(node) if node.target is operator.getitem else given_back(node)
+    return alias_of(node) if node.target is operator.getitem else unchanged_input(node)
 
 
 def _returned_writes(node: Node) -> list[Node]:

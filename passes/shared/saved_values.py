@@ -96,13 +96,13 @@ def memories(gm: GraphModule, results: int) -> list[Memory]:
 
 
 def owner(node: Node) -> Node:
-    """Return the node that made the memory of ``node``, before all views."""
-    while (source := viewed(node)) is not None:
+    """Return the node that allocated the memory of ``node``, before all views."""
+    while (source := view_base(node)) is not None:
         node = source
     return node
 
 
-def viewed(node: Node) -> Node | None:
+def view_base(node: Node) -> Node | None:
     """Return the node that ``node`` is a view of, also as one of several views; None if it is not a view."""
     call = node.args[0] if node.target is operator.getitem else node
     if not isinstance(call, Node) or not call.args:
@@ -118,11 +118,11 @@ def in_backward(node: Node) -> bool:
     return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
 
 
-def maker(node: Node) -> Node:
+def producer(node: Node) -> Node:
     """Return the call that computed the values of ``node``, before views and casts; for a cast input, the cast."""
     node = owner(node)
     if node.target in CASTS and isinstance(node.args[0], Node):
-        source = maker(node.args[0])
+        source = producer(node.args[0])
         return node if source.op in ("placeholder", "get_attr") else source
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, Node)
@@ -134,13 +134,13 @@ def readers(node: Node) -> Iterator[Node]:
     for user in node.users:
         if user.op == "output" or in_backward(user):
             continue
-        through = viewed(user) is not None or is_view(user) or user.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
+        through = view_base(user) is not None or is_view(user) or user.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
         yield from readers(user) if through else (user,)
 
 
 def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     """Return the rule for ``memory``. A rule can name ops as they are in the graph, or as before decomposition."""
-    call = maker(memory.owner)
+    call = producer(memory.owner)
     if not isinstance(call.target, OpOverload):
         return KeepDecision(None, f"{op_name(call)} computed it, and no rule can name that op")
     if is_kept_exactly(call):

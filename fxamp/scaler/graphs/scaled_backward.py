@@ -83,11 +83,11 @@ class Scaling(Participant):
             if not flagged:
                 return compiler(gm, inputs)
             scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
-            halves = _Halves.of(gm)
+            narrow = _Float16Gradients.of(gm)
             compiled = compiler(gm, [*inputs, scale])
             results: Any = graph_output(gm.graph).args[0]
             dense = all(has_identity(results[at].meta["val"]) for at in flagged)
-            return _wrap(compiled, self.scaler, scale.device, flagged, halves, dense)
+            return _wrap(compiled, self.scaler, scale.device, flagged, narrow, dense)
 
         return compile_scaled
 
@@ -113,7 +113,7 @@ def _may_cross_in_float16(forward: GraphModule, metadata: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Halves:
+class _Float16Gradients:
     """The float16 gradients that enter or leave a backward graph; the pass expects them scaled.
 
     Outside the graph they are scaled only if the scaler's walk found the graph, and never in the ``.grad`` of a leaf.
@@ -124,12 +124,12 @@ class _Halves:
     leaving: tuple[int, ...]
 
     @staticmethod
-    def of(gm: GraphModule) -> "_Halves":
+    def of(gm: GraphModule) -> "_Float16Gradients":
         """Return the float16 gradients of a graph that the pass has rewritten."""
-        halves = {node for node in tangents(gm) if in_float16(node)}
+        narrow = {node for node in tangents(gm) if in_float16(node)}
         inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
-        return _Halves(
-            tuple(at for at, node in enumerate(inputs) if node in halves),
+        return _Float16Gradients(
+            tuple(at for at, node in enumerate(inputs) if node in narrow),
             tuple(at for at in gradients(gm) if in_float16(outputs[at])),  # type: ignore[index]
         )
 
@@ -152,22 +152,27 @@ class _Halves:
 
 
 def _wrap(
-    compiled: Boxed, scaler: BackwardScaler, device: torch.device, flagged: Sequence[int], halves: _Halves, dense: bool
+    compiled: Boxed,
+    scaler: BackwardScaler,
+    device: torch.device,
+    flagged: Sequence[int],
+    narrow: _Float16Gradients,
+    dense: bool,
 ) -> Boxed:
     """``dense``: whether all gradients have an identity."""
-    norm, crosses = scaler.graph_norm, halves.any
+    norm, crosses = scaler.graph_norm, narrow.any
 
     def run(args: list[Any]) -> list[Any]:
         scale = scaler.graph_scale(device)
         scaled_outside = crosses and crossed(running_node())
         if crosses and not scaled_outside:
-            halves.enter(args, scale)
+            narrow.enter(args, scale)
         args.append(scale)
         results = list(compiled(args))
         square = results.pop() if norm else None
         flags = results.pop()
         if crosses:
-            halves.leave(results, scale, scaled_outside)
+            narrow.leave(results, scale, scaled_outside)
         owners = partial(owner_references, len(results), flagged)
         scaler.graphs.record(owners, flags, [results[at] for at in flagged], square, dense)
         explain_double_backward()
