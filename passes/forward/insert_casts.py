@@ -15,6 +15,7 @@
 """
 
 import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -200,20 +201,22 @@ class _Rewriter:
     ) -> dict[Node, Node]:
         """Cast inputs for each position in which ``node`` reads them (rule 2); return one cast of each input.
 
-        A node that may write to its inputs reads the same cast in all positions. The casts of one input are assigned
+        A node that may write to its inputs reads the same cast in all positions. The casts of one value are assigned
         from its last position to its first: autocast, as torch is built on Linux, creates them in this order, and the
-        order determines how gradients are summed.
+        order determines how gradients are summed. A conversion that returned its input unchanged is the same value.
         """
         places: list[Node] = []
         map_arg((node.args, node.kwargs), places.append)
         opaque = not isinstance(node.target, OpOverload)
-        casts: dict[Node, list[Node]] = {}
-        for source, dtype in dtypes.items():
-            count = places.count(source)
-            copies = [self._casts.cast(source, dtype, node, why, cached) for _ in range(1 if opaque else count)]
-            casts[source] = copies * count if opaque else copies
-        returned = {source: copies[0] for source, copies in casts.items()}
-        node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda n: casts[n].pop() if n in casts else n)
+        values = {source: (self._casts.original(source), dtype) for source, dtype in dtypes.items()}
+        casts: dict[tuple[Node, torch.dtype], list[Node]] = {}
+        for (value, dtype), count in Counter(values[place] for place in places if place in values).items():
+            copies = [self._casts.cast(value, dtype, node, why, cached) for _ in range(1 if opaque else count)]
+            casts[value, dtype] = copies * count if opaque else copies
+        returned = {source: casts[value][0] for source, value in values.items()}
+        node.args, node.kwargs = map_arg(
+            (node.args, node.kwargs), lambda n: casts[values[n]].pop() if n in values else n
+        )
         return returned
 
     def _changed(self, source: Node) -> bool:

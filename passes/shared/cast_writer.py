@@ -132,14 +132,19 @@ class CastWriter:
         """Return the gradient information for the placeholder of a body that is bound to ``argument``."""
         return AutogradInfo(argument in self._needs_grad, argument in self._leaves)
 
+    def original(self, node: Node) -> Node:
+        """Return the value that conversions and bodies returned unchanged as ``node``, such as a leaf."""
+        while (same := _given(node)) is not None:
+            node = same
+        return node
+
     def cast(self, source: Node, dtype: torch.dtype, user: Node, why: str, cached: bool = True) -> Node:
         """Return ``source`` in ``dtype``, for ``user``: an existing cast if it can be shared, else a new one.
 
         ``cached``: whether autocast would have the cast of a leaf in its cache.
-        If a conversion or a body returned ``source`` unchanged, the original value (such as a leaf) is cast.
+        The :meth:`original` of ``source`` is cast.
         """
-        while (same := _given(source)) is not None:
-            source = same
+        source = self.original(source)
         key = (source, dtype, self.grad_enabled)
         shareable = self._shareable(source, cached)
         if shareable and key in self._casts:

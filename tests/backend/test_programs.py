@@ -48,6 +48,18 @@ def test_gradients_of_a_bfloat16_input_do_not_meet_in_float16(lowering: str) -> 
     assert x.grad is not None and x.grad.isfinite().all() and torch.equal(x.grad, expected)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_gradients_of_one_value_under_two_names_are_summed_in_autocasts_order(lowering: str) -> None:
+    """A product reads a value and what a conversion returned unchanged: autocast casts the last operand first."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = F.layer_norm(x, (8,))
+        return torch.addmm(w, h, h.float()) + h.tanh() * h.sigmoid()
+
+    torch.manual_seed(0)
+    assert_like_autocast(program, leaf(8, 8), leaf(8), lowering=lowering)
+
+
 def test_dropout_masks_the_gradient_as_it_masks_the_value() -> None:
     compiled = compile_with(lambda x: F.dropout(x @ torch.eye(8), 0.5), "aot_eager")
     x = leaf(8, 8)
