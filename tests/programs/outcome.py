@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -142,22 +143,23 @@ def named_tensors(module: nn.Module, inputs: Sequence[Tensor]) -> dict[str, Tens
 def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting) -> list[Tensor]:
     """The loss: a term for each result that is used if these go backward apart, else their sum; none without any.
 
-    A term is a sum of squares, in float32 at least, of one result for each piece of memory that no other has. A view
-    that was made under no_grad says that it requires a gradient, but nothing flows through it: it has no term.
+    A term is a sum of squares, in float32 at least, of one result of those that overlap in memory. A view that was made
+    under no_grad says that it requires a gradient, but nothing flows through it: it has no term.
 
-    Where results share memory, autocast sums their gradients in 16 bits and a compiled graph in the wider dtype that it
+    Where results overlap, autocast sums their gradients in 16 bits and a compiled graph in the wider dtype that it
     hands out; where they are inputs, their gradient comes first or last in a sum of float32. One is enough to see what
     flows back, but none that an expansion repeats: its own gradient is such a sum.
     """
-    memories = {_memory(tensor) for tensor in named.values()}
-    sharers = Counter(map(_memory, {id(result): result for result in results}.values()))
+    taken = {element for tensor in named.values() for element in _elements(tensor)}
+    held = Counter(chain.from_iterable(map(_elements, {id(result): result for result in results}.values())))
     tensors: list[Tensor] = []
     for at, result in enumerate(results):
-        if result.grad_fn is None or not setting.uses(at) or _memory(result) in memories:
+        elements = _elements(result)
+        if result.grad_fn is None or not setting.uses(at) or not elements.isdisjoint(taken):
             continue
-        if sharers[_memory(result)] > 1 and _without_repeats(result) is not result:
+        if any(held[element] > 1 for element in elements) and _without_repeats(result) is not result:
             continue
-        memories.add(_memory(result))
+        taken |= elements
         real = flat(result)
         tensors.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
     if setting.schedule != "apart" and tensors:
@@ -168,8 +170,14 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
     return [term * setting.factor for term in tensors]
 
 
-def _memory(tensor: Tensor) -> int:
-    return id(tensor) if tensor.is_sparse else tensor.untyped_storage()._cdata
+def _elements(tensor: Tensor) -> frozenset[tuple[int, int]]:
+    """The elements of the tensor: their storage, and the first byte of each in it."""
+    if tensor.is_sparse:
+        return frozenset({(id(tensor), 0)})
+    storage = tensor.untyped_storage()
+    places = torch.arange(storage.nbytes() // tensor.itemsize)
+    own = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).unique() * tensor.itemsize
+    return frozenset((storage._cdata, place) for place in own.tolist())
 
 
 def _same(tensors: dict[str, Tensor]) -> frozenset[tuple[str, str]]:
