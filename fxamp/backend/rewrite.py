@@ -19,6 +19,7 @@ from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo_trace import Traced, trace
 from fxamp.errors import CaptureError, OptionError
 from fxamp.graph import all_nodes
+from fxamp.graph.submodules import buffers_of, first_names, parameters_of
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
@@ -112,4 +113,6 @@ def _keeps_calls(captured: Captured) -> bool:
 def _state(source: object) -> list[torch.Tensor]:
     if isinstance(source, ExportedProgram):
         return list(source.state_dict.values())
-    return [*source.parameters(), *source.buffers()] if isinstance(source, torch.nn.Module) else []
+    if not isinstance(source, torch.nn.Module):
+        return []
+    return list(first_names([*parameters_of(source), *buffers_of(source)]).values())

@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import CaptureError
 from fxamp.graph import all_graphs, attribute, describe_source, fake_mode_of, op_name, tensor_stores
+from fxamp.graph.submodules import submodules
 
 _COPIES = frozenset({torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default})
 
@@ -19,7 +20,7 @@ def require_own_tensors(traced: GraphModule, source: GraphModule) -> None:
 
     ``traced`` was captured from ``source``. The message names the first call that reads the tensor.
     """
-    own = {id(value) for module in source.modules() for store in tensor_stores(module) for value in store.values()}
+    own = {id(value) for _, module in submodules(source) for store in tensor_stores(module) for value in store.values()}
     for node in (node for graph in all_graphs(traced) for node in graph.graph.find_nodes(op="get_attr")):
         assert node.graph.owning_module is not None
         value = attribute(node.graph.owning_module, str(node.target))

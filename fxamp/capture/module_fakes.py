@@ -13,6 +13,7 @@ from torch.fx import Proxy
 
 from fxamp.capture.distinct_results import OwnResults
 from fxamp.graph import hold, tensor_stores
+from fxamp.graph.submodules import submodules
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, track_tensor_tree
 
 
@@ -47,7 +48,7 @@ class ModuleFakes:
 
 @contextmanager
 def _tensors_replaced(module: nn.Module, replacement: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    stores = [(path, store) for path, sub in module.named_modules() for store in tensor_stores(sub)]
+    stores = [(path, store) for path, sub in submodules(module) for store in tensor_stores(sub)]
     before = [(store, {name: v for name, v in store.items() if isinstance(v, Tensor)}) for _, store in stores]
     for path, store in stores:
         for name, value in list(store.items()):

@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from fxamp.graph.submodules import all_paths, buffers_of, first_names, parameters_of
+
 
 def share_state(rewritten: GraphModule, source: nn.Module) -> None:
     """Give ``rewritten`` the parameters and buffers of ``source``, under the same names and in the same order.
@@ -14,7 +16,7 @@ def share_state(rewritten: GraphModule, source: nn.Module) -> None:
     """
     for _, owner in rewritten.named_modules():
         owner._non_persistent_buffers_set.update(owner._buffers)
-    for path, module in source.named_modules(remove_duplicate=False):
+    for path, module in all_paths(source):
         owner = _submodule(rewritten, path)
         for name in (*module._parameters, *module._buffers):
             vars(owner).pop(name, None)
@@ -56,7 +58,7 @@ def _read(placeholder: Node, name: str, before: Node) -> None:
 
 def _state(source: nn.Module) -> dict[str, Tensor]:
     """Return each parameter and buffer by its first name."""
-    return {**dict(source.named_buffers()), **dict(source.named_parameters())}
+    return first_names([*parameters_of(source), *buffers_of(source)])
 
 
 def _submodule(root: nn.Module, path: str) -> nn.Module:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from fxamp.graph.submodules import submodules
 from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
 from fxamp.torch_private.parts.dynamo import RESUMED, counters
 
@@ -142,7 +143,9 @@ def _codes(compiled: Any) -> Iterator[CodeType]:
     if not isinstance(compiled, torch.nn.Module):
         code = getattr(getattr(compiled, "_torchdynamo_orig_callable", compiled), "__code__", None)
         return iter(() if code is None else (code,))
-    classes = {kind for module in compiled.modules() for kind in type(module).__mro__ if kind is not torch.nn.Module}
+    classes = {
+        kind for _, module in submodules(compiled) for kind in type(module).__mro__ if kind is not torch.nn.Module
+    }
     return _code_of(value for kind in classes for value in vars(kind).values())
 
 

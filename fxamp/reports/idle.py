@@ -14,6 +14,7 @@ import torch
 from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fxamp.graph.submodules import parameters_of
 from fxamp.reports.break_reasons import ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.limits import any_limit, watch_limits
 from fxamp.reports.registry import all_ran, is_fxamp, records_of, runs_for_any
@@ -104,9 +105,8 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
         return False
     classes = {type(_original(module)) for module in idle}
     trained = set(map(id, parameters))
-    training = [
-        module for module in modules if type(module) in classes and not trained.isdisjoint(map(id, module.parameters()))
-    ]
+    candidates = [module for module in modules if type(module) in classes]
+    training = [module for module in candidates if any(id(value) in trained for _, value in parameters_of(module))]
     for module in idle:
         if _original(module) in training:
             warn_of(module)
@@ -120,7 +120,7 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
     """Whether ``module`` is of the class of ``original``, names the same parameters, and is not compiled."""
-    names = [[name for name, _ in candidate.named_parameters()] for candidate in (module, original)]
+    names = [[name for name, _ in parameters_of(candidate)] for candidate in (module, original)]
     return type(module) is type(original) and names[0] == names[1] and _entry(module) is None
 
 

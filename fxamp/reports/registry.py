@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fxamp.graph.submodules import first_names, parameters_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place, place_of
 from fxamp.reports.runs import Runs
@@ -122,7 +123,7 @@ def outside(compiled: Any) -> list[str]:
     if not isinstance(module, torch.nn.Module):
         return []
     read = {name for graph in _graphs_of(compiled) for name in graph.parameters_read(module)}
-    return [name for name, _ in module.named_parameters() if name not in read]
+    return [name for name in first_names(parameters_of(module)) if name not in read]
 
 
 def _graphs_of(compiled: Any) -> list[Runs]:

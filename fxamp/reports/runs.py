@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fxamp.graph.submodules import parameters_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place
 from fxamp.torch_private import backend_of
@@ -81,7 +82,7 @@ class Runs:
         """Whether the graph ran in a call of ``owner``, a module or function, or read one of its parameters."""
         if _holds(self._owners, owner):
             return True
-        return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for p in owner.parameters())
+        return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for _, p in parameters_of(owner))
 
     def ran_through(self, backend: object) -> bool:
         """Whether the graph ran in a call of what torch.compile returned with ``backend``."""
@@ -108,7 +109,7 @@ class Runs:
         FSDP replaces the tensors under these names while a module runs, so names are recorded too.
         """
         noted = self._names.get(id(module), set()) if _holds(self._owners, module) else set()
-        return noted | {name for name, value in module.named_parameters() if _holds(self._parameters, value)}
+        return noted | {name for name, value in parameters_of(module) if _holds(self._parameters, value)}
 
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         if len(self._seen) >= _MOST:
@@ -126,8 +127,8 @@ class Runs:
         for owner in _called(frame):
             self._owners[id(owner)] = weakref.ref(owner, self._forget)
             if isinstance(owner, torch.nn.Module):
-                named = owner.named_parameters(remove_duplicate=False)
-                self._names.setdefault(id(owner), set()).update(name for name, value in named if id(value) in ids)
+                named = {name for name, value in parameters_of(owner) if id(value) in ids}
+                self._names.setdefault(id(owner), set()).update(named)
         self._noted(self)
 
     def _forget(self, dead: weakref.ref[Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import tensor_stores
+from fxamp.graph.submodules import submodules
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def modules_in(value: Any) -> Iterator[nn.Module]:
     """Yield the modules that ``value`` holds, including submodules; it is a module, a function or a tree of those."""
     for leaf in _leaves(value):
         if isinstance(leaf, nn.Module):
-            yield from leaf.modules()
+            yield from (module for _, module in submodules(leaf))
 
 
 def tensors_beside_modules(value: Any) -> list[Tensor]:

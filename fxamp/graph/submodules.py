@@ -1,0 +1,52 @@
+"""The parts of a module and the names of its tensors, read without a call of any code of its class.
+
+Classes override ``named_parameters``, ``named_modules`` and their like: with fewer arguments and without some of the
+tensors (TorchRL's losses), or with side effects (peft's attention makes a weight anew, which must not happen while it
+runs). What fxamp reads may not depend on these, nor change the module.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from torch import Tensor, nn
+
+
+def submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield ``root`` and each module below it once, with the first path to it, in the order of ``named_modules``."""
+    seen: set[int] = set()
+    for path, module in all_paths(root):
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
+
+
+def all_paths(root: nn.Module, path: str = "", above: tuple[int, ...] = ()) -> Iterator[tuple[str, nn.Module]]:
+    """Yield ``root`` and each module below it, once for every path to it; a module inside itself ends its path."""
+    yield path, root
+    above = (*above, id(root))
+    for name, module in root._modules.items():
+        if module is not None and id(module) not in above:
+            yield from all_paths(module, f"{path}.{name}" if path else name, above)
+
+
+def parameters_of(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield each parameter below ``root``, once for every name that it has."""
+    for path, module in all_paths(root):
+        for name, value in module._parameters.items():
+            if value is not None:
+                yield f"{path}.{name}" if path else name, value
+
+
+def buffers_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield each buffer below ``root``, once for every name that it has."""
+    for path, module in all_paths(root):
+        for name, value in module._buffers.items():
+            if value is not None:
+                yield f"{path}.{name}" if path else name, value
+
+
+def first_names(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Return each tensor of ``named`` by its first name."""
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, value in named:
+        first.setdefault(id(value), (name, value))
+    return dict(first.values())
