@@ -29,6 +29,9 @@ _before: dict[str, Counter[str]] = {}
 _skips: dict[Place, str] = {}
 _ends: dict[Place, str] = {}
 
+#: What a reason ends with where Dynamo cannot resume after the break, as in a try block or at a recurrent layer.
+RUNS_ON = "; Dynamo leaves the rest of the function as it is written"
+
 #: A heading and its explanation, which may go on in lines that are indented more.
 _EXPLAINED = re.compile(r"^[^\S\n]*(\S.*)\n+( *)Explanation: (\S.*(?:\n\2 +\S.*)*)$", re.MULTILINE)
 
@@ -36,7 +39,7 @@ _EXPLAINED = re.compile(r"^[^\S\n]*(\S.*)\n+( *)Explanation: (\S.*(?:\n\2 +\S.*)
 def why_ended(gm: GraphModule) -> str:
     """Return the reason and location of the graph break that ended ``gm``; ``""`` if the program returned there.
 
-    Call it while ``gm`` is being compiled.
+    It ends with ``RUNS_ON`` where Dynamo compiles nothing more of the function. Call it while ``gm`` is being compiled.
     """
     fresh = _fresh("unimplemented")
     reason = getattr(gm, "compile_subgraph_reason", None)
@@ -45,7 +48,8 @@ def why_ended(gm: GraphModule) -> str:
     where = f"{reason.user_stack[-1].filename}:{reason.user_stack[-1].lineno}: " if reason.user_stack else ""
     recorded = str(reason.reason).strip()
     explained = [recorded] if "Explanation:" in recorded else fresh or [recorded]
-    return where + " or ".join(dict.fromkeys(map(_first, explained)))
+    why = " or ".join(dict.fromkeys(map(_first, explained)))
+    return where + (why.rstrip(".") + RUNS_ON if recorded == "step_unsupported" else why)
 
 
 def skipped_functions(compiled: Any) -> list[str]:

@@ -15,9 +15,9 @@ from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fxamp.graph.submodules import parameters_of
-from fxamp.reports.break_reasons import ended_functions, ended_now, skipped_functions, skipped_now
-from fxamp.reports.limits import any_limit, watch_limits
-from fxamp.reports.registry import all_ran, is_fxamp, records_of, runs_for_any
+from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
+from fxamp.reports.limits import any_limit, under_autocast, watch_limits
+from fxamp.reports.registry import all_ran, graphs_of, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend
 from fxamp.torch_private import backend_of, on_each_compilation
 
@@ -35,6 +35,10 @@ _SKIPPED = (
     "%s is compiled with fxamp, but Dynamo skips a function of it, which runs as it is written (functions that it "
     "calls may be compiled; fxamp.report lists all graphs): %s"
 )
+_RUNS_ON = (
+    "%s is compiled with fxamp, but Dynamo compiles nothing more of a function of it after a graph break, so that its "
+    "rest runs as it is written (functions that it calls may be compiled; fxamp.report lists all graphs): %s"
+)
 _NO_GRAPH = "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s"
 _COPY = (
     "copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
@@ -43,7 +47,7 @@ _COPY = (
 
 
 def _warn_of_skip(*_: object) -> None:
-    """Warn if Dynamo gives up a function of a model or function compiled with fxamp of which no graph has run yet."""
+    """Warn if Dynamo gives up a function of what is compiled with fxamp before a graph ran, or the rest of one."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
     if compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
         return
@@ -51,6 +55,18 @@ def _warn_of_skip(*_: object) -> None:
         _warn(compiled, _SKIPPED, skipped)
     elif ended_now():
         _ended.append(weakref.ref(compiled))
+    rest = _rest_without_casts(compiled)
+    if rest:
+        _warn(compiled, _RUNS_ON, rest)
+
+
+def _rest_without_casts(compiled: Any) -> str:
+    """Return the break after which a function of ``compiled`` runs on without the casts of its graphs; "" if none."""
+    graphs = graphs_of(compiled)
+    if under_autocast() or not any(graph.record.casts for graph in graphs):
+        return ""
+    breaks = [graph.record.ended for graph in graphs if not graph.under_autocast]
+    return next((reason for reason in breaks if reason.endswith(RUNS_ON)), "")
 
 
 def _is_warned(compiled: object) -> bool:

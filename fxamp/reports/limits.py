@@ -85,7 +85,7 @@ class Limit:
         return f"{described(self.place)}: {calls}; {setting}, why the last one did not fit: {reached.reason}"
 
     def _enter(self) -> Callable[[], None]:
-        if _limits.get(self.place) is not self or _under_autocast():
+        if _limits.get(self.place) is not self or under_autocast():
             return _nothing
         before = self._runs()
 
@@ -126,7 +126,8 @@ def any_limit() -> bool:
     return bool(_limits)
 
 
-def _under_autocast() -> bool:
+def under_autocast() -> bool:
+    """Whether torch.autocast is on, for any device."""
     return any(map(torch.is_autocast_enabled, DEVICES))
 
 
@@ -143,7 +144,7 @@ def _note(reached: RecompileLimit) -> None:
     limit.watch(context)
     for graph in graphs:
         graph.watch_calls(limit.watch)
-    if not _under_autocast():
+    if not under_autocast():
         limit.count(caller(frame))
 
 

@@ -93,7 +93,7 @@ def recent(since: int) -> list[GraphRecord]:
 
 def records_of(compiled: Any) -> list[GraphRecord]:
     """Return the records of graphs that ran for ``compiled``, a module or function, in order of compilation."""
-    return [graph.record for graph in _graphs_of(compiled)]
+    return [graph.record for graph in graphs_of(compiled)]
 
 
 def graphs_of_function(place: Place) -> list[Runs]:
@@ -122,11 +122,12 @@ def outside(compiled: Any) -> list[str]:
     module = getattr(compiled, "_orig_mod", compiled)
     if not isinstance(module, torch.nn.Module):
         return []
-    read = {name for graph in _graphs_of(compiled) for name in graph.parameters_read(module)}
+    read = {name for graph in graphs_of(compiled) for name in graph.parameters_read(module)}
     return [name for name in first_names(parameters_of(module)) if name not in read]
 
 
-def _graphs_of(compiled: Any) -> list[Runs]:
+def graphs_of(compiled: Any) -> list[Runs]:
+    """Return the graphs that ran for ``compiled``, a module or function, in order of compilation."""
     names = ("_orig_mod", "_torchdynamo_orig_callable")
     owners = [compiled, *(getattr(compiled, name) for name in names if hasattr(compiled, name))]
     return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, owners))]

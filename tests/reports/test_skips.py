@@ -184,3 +184,83 @@ def test_a_whole_graph_that_raises_is_no_skip(caplog: pytest.LogCaptureFixture) 
     with pytest.raises(torch._dynamo.exc.Unsupported):
         model(torch.randn(2, 3, 8))
     assert logged(caplog) == []
+
+
+class BeforeATry(nn.Module):
+    """Dynamo compiles the first layer, and cannot resume after the break within the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden = hidden + 1
+        try:
+            print(end="")
+        finally:
+            hidden = hidden * 2
+        return self.second(hidden)
+
+
+class BeforeALayer(nn.Module):
+    """Dynamo compiles the first layer, and cannot resume after the break at a recurrent layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cells, self.head = nn.Linear(8, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        hidden, _ = self.cells(hidden)
+        return self.head(hidden)
+
+
+class BeforeAPrint(nn.Module):
+    """Dynamo resumes after the break."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        print(end="")
+        return self.second(hidden)
+
+
+RESTS = [BeforeATry] if holds(">=2.15", torch.__version__) else [BeforeATry, BeforeALayer]
+
+
+@pytest.mark.parametrize("kind", RESTS)
+def test_the_rest_of_a_function_that_dynamo_leaves_is_logged_once(
+    kind: type[nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    model, x = kind(), torch.randn(2, 3, 8)
+    model.compile(backend="fxamp", options=OPTIONS)
+    for _ in range(2):
+        model(x)
+
+    (message,) = logged(caplog)
+    (ended,) = fxamp.report(model).breaks
+    assert message.startswith(f"{kind.__name__} is compiled with fxamp, but Dynamo compiles nothing more of a function")
+    assert message.endswith(ended) and ended.endswith("; Dynamo leaves the rest of the function as it is written")
+    assert fxamp.report(model).outside
+
+
+def test_a_function_that_dynamo_resumes_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model = BeforeAPrint()
+    model.compile(backend="fxamp", options=OPTIONS)
+    model(torch.randn(2, 8))
+    assert logged(caplog) == [] and "the rest of the function" not in str(fxamp.report(model))
+    assert fxamp.report(model).breaks and not fxamp.report(model).outside
+
+
+@pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])
+def test_a_rest_that_runs_under_autocast_loses_no_casts(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = BeforeATry()
+    model.compile(backend="fxamp", options={**OPTIONS, "policy": policy})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(torch.randn(2, 8)).dtype == torch.bfloat16
+    assert logged(caplog) == []
+    assert fxamp.report(model).breaks[0].endswith("the rest of the function as it is written")
