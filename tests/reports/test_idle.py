@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 class WithCall(Net):
-    """Its calls leave out what ``Module.compile`` made, as those of Keras and of GPyTorch do."""
+    """Its calls leave out what ``Module.compile`` made, as those of GPyTorch do."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward(x)
