@@ -18,7 +18,7 @@ from fxamp.graph.submodules import parameters_of
 from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.limits import any_limit, under_autocast, watch_limits
 from fxamp.reports.registry import all_ran, graphs_of, is_fxamp, records_of, runs_for_any
-from fxamp.reports.runs import caller, compiling_backend
+from fxamp.reports.runs import caller, compiling_backend, original
 from fxamp.torch_private import backend_of, on_each_compilation
 
 log = logging.getLogger(__name__)
@@ -116,19 +116,19 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
         return False
     modules = [module for module in gc.get_objects() if issubclass(type(module), torch.nn.Module)]
     idle = [module for module in modules if is_fxamp(backend_of(_entry(module))) and not records_of(module)]
-    idle = [module for module in idle if not watch_limits(_original(module), _entry(module))]
+    idle = [module for module in idle if not watch_limits(original(module), _entry(module))]
     if trains:
         return False
-    classes = {type(_original(module)) for module in idle}
+    classes = {type(original(module)) for module in idle}
     trained = set(map(id, parameters))
     candidates = [module for module in modules if type(module) in classes]
     training = [module for module in candidates if any(id(value) in trained for _, value in parameters_of(module))]
     for module in idle:
-        if _original(module) in training:
+        if any(original(module) is other for other in training):
             warn_of(module)
             return True
     for module in idle:
-        if any(_is_copy(other, _original(module)) for other in training):
+        if any(_is_copy(other, original(module)) for other in training):
             _warn(module, "%s is compiled with fxamp, but what trains is a copy of it: %s", _COPY)
             return True
     return False
@@ -146,13 +146,13 @@ def warn_of(compiled: Any) -> None:
 
 
 def _warn(compiled: Any, message: str, reason: str) -> None:
-    if not _is_warned(_original(compiled)):
-        _warned[id(_original(compiled))] = weakref.ref(_original(compiled))
+    if not _is_warned(original(compiled)):
+        _warned[id(original(compiled))] = weakref.ref(original(compiled))
         log.warning(message, _name(compiled), reason)
 
 
 def _reason(compiled: torch.nn.Module) -> str:
-    module = _original(compiled)
+    module = original(compiled)
     if config.disable:
         return "torch.compile is disabled (torch._dynamo.config.disable, TORCH_COMPILE_DISABLE)"
     if type(module).__module__.startswith("torch."):
@@ -185,9 +185,4 @@ def _entry(module: Any) -> Any:
 
 
 def _name(compiled: Any) -> str:
-    return getattr(compiled, "__qualname__", None) or type(_original(compiled)).__name__
-
-
-def _original(module: Any) -> Any:
-    """Return the module that ``torch.compile(module)`` wraps; any other as it is."""
-    return getattr(module, "_orig_mod", module)
+    return getattr(compiled, "__qualname__", None) or type(original(compiled)).__name__

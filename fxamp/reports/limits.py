@@ -15,7 +15,7 @@ import torch
 from fxamp.devices import DEVICES
 from fxamp.reports.break_reasons import Place, described, place_of, places_of
 from fxamp.reports.registry import graphs_of_function, is_fxamp, records_of
-from fxamp.reports.runs import Runs, caller, compiled_call
+from fxamp.reports.runs import Runs, caller, compiled_call, original
 from fxamp.reports.warnings import Example, warn_once
 from fxamp.torch_private import (
     RecompileLimit,
@@ -101,10 +101,9 @@ class Limit:
 
 def limited_functions(compiled: Any) -> list[str]:
     """List the functions of ``compiled``, a module or function, that ran without casts as a limit was reached."""
-    original = getattr(compiled, "_orig_mod", getattr(compiled, "_torchdynamo_orig_callable", compiled))
     lines = []
     for place in places_of(compiled, _limits):
-        limit, calls = _limits[place], _limits[place].uncast_calls(original)
+        limit, calls = _limits[place], _limits[place].uncast_calls(original(compiled))
         if calls:
             lines.append(limit.line(f"{calls} call{'s' * (calls > 1)} without casts"))
         elif limit.loses_casts and not records_of(compiled):

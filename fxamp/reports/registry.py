@@ -10,7 +10,7 @@ import torch
 from fxamp.graph.submodules import first_names, parameters_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place, place_of
-from fxamp.reports.runs import Runs
+from fxamp.reports.runs import Runs, original
 from fxamp.torch_private import backends_of_compiles, compiled_code
 
 #: Records in order of compilation; None once every model of the graph is gone, until the graph runs for a new model.
@@ -119,7 +119,7 @@ def _ran(backend: object) -> bool:
 
 def outside(compiled: Any) -> list[str]:
     """Return the names of the parameters of ``compiled`` that no graph read."""
-    module = getattr(compiled, "_orig_mod", compiled)
+    module = original(compiled)
     if not isinstance(module, torch.nn.Module):
         return []
     read = {name for graph in graphs_of(compiled) for name in graph.parameters_read(module)}
@@ -128,6 +128,5 @@ def outside(compiled: Any) -> list[str]:
 
 def graphs_of(compiled: Any) -> list[Runs]:
     """Return the graphs that ran for ``compiled``, a module or function, in order of compilation."""
-    names = ("_orig_mod", "_torchdynamo_orig_callable")
-    owners = [compiled, *(getattr(compiled, name) for name in names if hasattr(compiled, name))]
+    owners = (compiled, original(compiled))
     return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, owners))]

@@ -145,6 +145,16 @@ def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
     return id(value) in noted and noted[id(value)]() is value
 
 
+def original(compiled: Any) -> Any:
+    """Return the module or function that torch.compile made ``compiled`` of; anything else as it is.
+
+    A module's class may forward attributes to a module inside of it, and none of these is asked for here.
+    """
+    if isinstance(compiled, torch.nn.Module):
+        return compiled._orig_mod if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+
+
 def caller(frame: FrameType | None) -> object:
     """Return what the innermost torch.compile call on the Python stack runs: a module, or else a function."""
     function = _of_compiled_call(frame, "fn")

@@ -42,6 +42,15 @@ class WithCall(Net):
         return self.forward(x)
 
 
+class Unequal(Net):
+    """Cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("compared")
+
+    __hash__ = nn.Module.__hash__
+
+
 class Skipped(Net):
     """Dynamo skips a function with a graph break in a loop that it cannot resume from."""
 
@@ -163,6 +172,17 @@ def test_a_model_with_a_call_of_its_own_is_compiled_as_the_warning_says(
     train(call, scaler, torch.optim.SGD(model.parameters(), lr=0.1))
 
     assert len(fxamp.report(compiled).graphs) == 1 and warnings(caplog) == []
+
+
+def test_models_are_told_apart_without_a_comparison(caplog: pytest.LogCaptureFixture) -> None:
+    models = [Unequal() for _ in range(3)]
+    for model in models:
+        model.compile(backend="fxamp", options=OPTIONS)
+    optimizer = torch.optim.SGD(models[-1].parameters(), lr=0.1)
+    models[-1].training_step(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    (message,) = warnings(caplog)
+    assert message.startswith("Unequal is compiled with fxamp")
 
 
 @pytest.mark.skipif(not COMPILES_MODULES_OF_TORCH, reason="torch 2.14 compiles modules of torch.nn, older ones do not")

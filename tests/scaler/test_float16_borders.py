@@ -217,9 +217,30 @@ def reentrant(stage: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(stage, x, use_reentrant=True)
 
 
+class Forwards(nn.Module):
+    """Has the attributes of a compiled module, and is not compiled itself."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = torch.compile(inner, backend="eager")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._orig_mod(x).float()
+
+
 REFUSED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], str]] = {
     "a reentrant checkpoint": (reentrant, r"reentrant checkpoint.*use_reentrant=False"),
     "one between float32": (lambda s, x: reentrant(lambda y: s(y).float(), x.float()), r"use_reentrant=False"),
+    "one that forwards attributes": (
+        lambda s, x: reentrant(Forwards(s), x.float()),
+        r"use_reentrant=False",
+    ),
     "a nested backward": (lambda s, x: Nested.apply(s, x), r"^Nested runs another backward inside its own"),
     "a float16 parameter": (lambda s, x: s.half()(x), r"a float16 parameter of shape \(8,\)|\(8, 8\)"),
 }

@@ -39,9 +39,12 @@ def _recomputes_in_float16(node: Node) -> bool:
 
 
 def _compiled(function: Any) -> bool:
+    """Whether torch.compile returned ``function``, or compiled its module, which may forward attributes of another."""
+    if not isinstance(function, torch.nn.Module) and hasattr(function, "_torchdynamo_orig_callable"):
+        return True
     module = getattr(function, "__self__", function)
-    return hasattr(function, "_torchdynamo_orig_callable") or (
-        isinstance(module, torch.nn.Module) and (module._compiled_call_impl is not None or hasattr(module, "_orig_mod"))
+    return isinstance(module, torch.nn.Module) and (
+        module._compiled_call_impl is not None or isinstance(module, torch._dynamo.OptimizedModule)
     )
 
 
