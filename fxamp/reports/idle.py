@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fxamp.graph.submodules import parameters_of
 from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.limits import any_limit, under_autocast, watch_limits
-from fxamp.reports.registry import all_ran, graphs_of, is_fxamp, records_of, runs_for_any
+from fxamp.reports.registry import all_ran, graphs_that_ended, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend, original
 from fxamp.torch_private import backend_of, on_each_compilation
 
@@ -62,11 +62,10 @@ def _warn_of_skip(*_: object) -> None:
 
 def _rest_without_casts(compiled: Any) -> str:
     """Return the break after which a function of ``compiled`` runs on without the casts of its graphs; "" if none."""
-    graphs = graphs_of(compiled)
-    if under_autocast() or not any(graph.record.casts for graph in graphs):
+    ended = [graph for graph in graphs_that_ended(RUNS_ON) if not graph.under_autocast and graph.ran_for(compiled)]
+    if not ended or under_autocast() or not any(record.casts for record in records_of(compiled)):
         return ""
-    breaks = [graph.record.ended for graph in graphs if not graph.under_autocast]
-    return next((reason for reason in breaks if reason.endswith(RUNS_ON)), "")
+    return ended[0].record.ended
 
 
 def _is_warned(compiled: object) -> bool:

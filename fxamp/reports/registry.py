@@ -93,12 +93,17 @@ def recent(since: int) -> list[GraphRecord]:
 
 def records_of(compiled: Any) -> list[GraphRecord]:
     """Return the records of graphs that ran for ``compiled``, a module or function, in order of compilation."""
-    return [graph.record for graph in graphs_of(compiled)]
+    return [graph.record for graph in _graphs_of(compiled)]
 
 
 def graphs_of_function(place: Place) -> list[Runs]:
     """Return the graphs that Dynamo made of the function at ``place``."""
     return [graph for graph in _graphs if graph is not None and graph.function == place]
+
+
+def graphs_that_ended(how: str) -> list[Runs]:
+    """Return the graphs whose break's reason ends with ``how``."""
+    return [graph for graph in _graphs if graph is not None and graph.record.ended.endswith(how)]
 
 
 def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
@@ -122,11 +127,11 @@ def outside(compiled: Any) -> list[str]:
     module = original(compiled)
     if not isinstance(module, torch.nn.Module):
         return []
-    read = {name for graph in graphs_of(compiled) for name in graph.parameters_read(module)}
+    read = {name for graph in _graphs_of(compiled) for name in graph.parameters_read(module)}
     return [name for name in first_names(parameters_of(module)) if name not in read]
 
 
-def graphs_of(compiled: Any) -> list[Runs]:
+def _graphs_of(compiled: Any) -> list[Runs]:
     """Return the graphs that ran for ``compiled``, a module or function, in order of compilation."""
     owners = (compiled, original(compiled))
     return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, owners))]
