@@ -232,5 +232,5 @@ def test_the_noise_is_below_the_limits_of_torchaos_own_tests(recipe: str, dtype:
 
 def test_a_torch_without_products_by_rows_on_cpus_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
-    with pytest.raises(MachineError, match=r"torch 2\.11\.0 multiplies .* GPUs alone"):
+    with pytest.raises(MachineError, match=r"torch 2\.11\.0 multiplies .* only on GPUs"):
         scaled(*leaves(16, 32, 48), "rowwise")

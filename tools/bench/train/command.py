@@ -122,7 +122,7 @@ def _dtype_of(policies: Sequence[str], device: str) -> str:
 def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequence[str]:
     """The contenders that were named, then the policies; else those of torch's that suit and the policies, or fxamp.
 
-    Those that need a scaled loss take part only where losses are scaled, and products in fp8 only if they are named.
+    Those that need a scaled loss take part only where losses are scaled; fp8 and option "nonfinite" if named.
     """
     scaled = experiment.lower_dtype == "float16"
     for name in named or ():
@@ -134,7 +134,7 @@ def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequenc
         return [*named, *experiment.policies]
     if experiment.policies:
         return [FLOAT32_COMPILED, AUTOCAST, *experiment.policies]
-    return [name for name, contender in CONTENDERS.items() if not contender.fp8 and (scaled or not contender.scaled)]
+    return [name for name, contender in CONTENDERS.items() if contender.usual and (scaled or not contender.scaled)]
 
 
 def _baseline(named: str | None, experiment: Experiment, names: Sequence[str]) -> str:

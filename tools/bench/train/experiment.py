@@ -83,8 +83,8 @@ class Contender:
     ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend, or of the optimizer.
     ``policy``: the name or file of fxamp's policy, ``""`` for the one that the experiment's dtype says.
     ``scaler_options``: further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the
-    recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for; such a contender takes
-    part if it is named.
+    recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for. ``if_named``: takes part
+    only if it is named, as the contenders with fp8 do.
     """
 
     label: str
@@ -96,6 +96,12 @@ class Contender:
     scaler_options: Mapping[str, Any] = field(default_factory=dict)
     scaled: bool = False
     fp8: str = ""
+    if_named: bool = False
+
+    @property
+    def usual(self) -> bool:
+        """Whether it takes part without being named, if losses are scaled where it needs that."""
+        return not (self.fp8 or self.if_named)
 
     @property
     def by_torchao(self) -> bool:
@@ -122,6 +128,9 @@ CONTENDERS: dict[str, Contender] = {
         scaler="fxamp",
         scaler_options={"skip": "device", "graph_norm": True},
         scaled=True,
+    ),
+    "fxamp-nonfinite": Contender(
+        'fxamp, nonfinite="log"', compiler="fxamp", scaler="fxamp", options={"nonfinite": "log"}, if_named=True
     ),
     "torchao-fp8": Contender("torchao fp8", compiler="torch", autocast=True, scaler="torch", fp8="tensorwise"),
     "torchao-fp8-rowwise": Contender(
