@@ -50,11 +50,14 @@ class Identities:
         """Return the positions of the ``gradients`` of ``owners`` that are not exactly as a backward returned them."""
         if self._are_noted(gradients, owners):  # many times as fast as one by one
             return []
-        return [
-            at
-            for at, (gradient, owner) in enumerate(zip(gradients, owners, strict=True))
-            if not self._are_noted([gradient], [owner])
-        ]
+        pairs = zip(gradients, owners, strict=True)
+        return [at for at, (gradient, owner) in enumerate(pairs) if not self._is_noted(gradient, owner)]
+
+    def _is_noted(self, gradient: Tensor | None, owner: Tensor) -> bool:
+        if type(gradient) is not Tensor or gradient._version < _FIRST:
+            return False
+        address, version = gradient.data_ptr(), gradient._version
+        return version in (self._noted.get(address), self._noted.get((address, id(owner))))
 
     def _are_noted(self, gradients: Sequence[Tensor | None], owners: Sequence[Tensor]) -> bool:
         if not {Tensor}.issuperset(map(type, gradients)):
