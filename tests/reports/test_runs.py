@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.programs.small_models import Layer
+from support.programs.small_models import Forwarding, Layer
 from torch import Tensor, nn
 
 import fxamp
@@ -235,25 +235,19 @@ def test_fsdp_puts_other_tensors_under_the_names_of_the_parameters() -> None:
     assert fxamp.report(model).outside == ()
 
 
-class Forwards(nn.Module):
-    """Has the attributes of a compiled module inside of it, as wrappers of models do, and a head of its own."""
+class Headed(Forwarding):
+    """A compiled module, whose attributes it has too, and a head of its own."""
 
     def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.head = inner, nn.Linear(4, 2)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
+        super().__init__(inner)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.inner(x))
 
 
 def test_a_module_that_forwards_attributes_is_not_the_module_inside_of_it() -> None:
-    wrapper = Forwards(torch.compile(Layer(4), backend="fxamp", options=OPTIONS))
+    wrapper = Headed(torch.compile(Layer(4), backend="fxamp", options=OPTIONS))
     wrapper(torch.ones(2, 4))
     assert numbers(wrapper) == (1, ("head.weight", "head.bias"))
     assert numbers(wrapper.inner) == (1, ())

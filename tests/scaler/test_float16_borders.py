@@ -22,6 +22,7 @@ from float16_stages import (
     once,
 )
 from support.oracles.scaled_runs import assert_same_gradients, named
+from support.programs.small_models import Forwarding
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -217,18 +218,11 @@ def reentrant(stage: nn.Module, x: Tensor) -> Tensor:
     return checkpoint(stage, x, use_reentrant=True)
 
 
-class Forwards(nn.Module):
+class Uncompiled(Forwarding):
     """Has the attributes of a compiled module, and is not compiled itself."""
 
     def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = torch.compile(inner, backend="eager")
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("inner"), name)
+        super().__init__(torch.compile(inner, backend="eager"))
 
     def forward(self, x: Tensor) -> Tensor:
         return self._orig_mod(x).float()
@@ -238,7 +232,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], str]] = {
     "a reentrant checkpoint": (reentrant, r"reentrant checkpoint.*use_reentrant=False"),
     "one between float32": (lambda s, x: reentrant(lambda y: s(y).float(), x.float()), r"use_reentrant=False"),
     "one that forwards attributes": (
-        lambda s, x: reentrant(Forwards(s), x.float()),
+        lambda s, x: reentrant(Uncompiled(s), x.float()),
         r"use_reentrant=False",
     ),
     "a nested backward": (lambda s, x: Nested.apply(s, x), r"^Nested runs another backward inside its own"),

@@ -1,6 +1,7 @@
 """Small models of a user's own: Dynamo skips the frames of torch's modules that ``Module.compile`` hands it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,16 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
+
+
+class Forwarding(Wrapped):
+    """Another module, whose attributes it has too, as wrappers of models do."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
 
 
 def mixture(width: int, layers: int) -> nn.Module:
