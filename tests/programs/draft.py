@@ -193,7 +193,7 @@ class Draft:
             yield
         except Unfit:
             del body[length:]
-            self._forget_all_but(before)
+            self._go_back_to(before)
             raise
 
     @property
@@ -245,8 +245,7 @@ class Draft:
             with self.block(f"def {name}({', '.join(arguments)}):", place):
                 yield
         finally:
-            for side, names in zip(self._sides, before, strict=True):
-                side.forget_all_but(names)
+            self._go_back_to(before)
         self._run("\n".join(rendered(self._bodies[-1][-1], Flavour.PROGRAM)))
 
     def give(self, *results: str) -> None:
@@ -302,12 +301,12 @@ class Draft:
             for side in self._sides:
                 side.run(code, self.place)
         except Exception as error:
-            self._forget_all_but(before)
+            self._go_back_to(before)
             raise Unfit(str(error)) from error
 
-    def _forget_all_but(self, names: Sequence[frozenset[str]]) -> None:
+    def _go_back_to(self, names: Sequence[dict[str, Any]]) -> None:
         for side, known in zip(self._sides, names, strict=True):
-            side.forget_all_but(known)
+            side.go_back_to(known)
 
     def _declare(self, declaration: Declaration) -> str:
         self._declarations.append(declaration)

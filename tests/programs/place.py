@@ -82,11 +82,13 @@ class Side:
     def values(self) -> dict[str, Tensor]:
         return {name: value for name, value in self._names.items() if isinstance(value, Tensor)}
 
-    def names(self) -> frozenset[str]:
-        return frozenset(self._names)
+    def names(self) -> dict[str, Any]:
+        """The values in sight, by name."""
+        return dict(self._names)
 
-    def forget_all_but(self, names: frozenset[str]) -> None:
-        self._names = {name: value for name, value in self._names.items() if name in names | self._definitions}
+    def go_back_to(self, names: dict[str, Any]) -> None:
+        """See these values again, and besides them only what is defined since."""
+        self._names = names | {name: self._names[name] for name in self._definitions}
 
 
 def _filled(declaration: Declaration) -> Tensor:

@@ -63,8 +63,8 @@ def gradient(d: Draft) -> None:
     loss = d.let(d.pick(_LOSSES).format(d.value(_is_made)))
     twice = traced or d.setting.lowering == "eager"
     how = "create_graph=True" if twice and d.chance() else "retain_graph=True"
-    if not traced:
-        break_graph(d, "None")
     with d.whole():
+        if not traced:
+            break_graph(d, "None")
         g = d.let(f"torch.autograd.grad({loss}, {leaf}, {how})[0]")
         d.let(f"{g} * {d.alike(g)}")
