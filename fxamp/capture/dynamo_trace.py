@@ -77,11 +77,17 @@ def _reason(error: Exception) -> str:
     return ". ".join([*lines[:1], *explained])
 
 
+def _place(error: Exception) -> str:
+    """Return the line of the program at which Dynamo stopped, as part of a message; ``""`` if the error has none."""
+    stack = getattr(error, "real_stack", None)
+    return f" at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
+
+
 def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Sequence[Any]) -> Traced:
     """Trace ``source`` called with the positional ``inputs``, real or fake.
 
     A GraphModule is used as is: its placeholders are the inputs. Dynamo captures anything else as one graph. Numbers
-    among the inputs become constants. Raises CaptureError, with Dynamo's reason, if that is impossible.
+    among the inputs become constants. Raises CaptureError, with the line and Dynamo's reason, if that is impossible.
     """
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
     held = call if isinstance(call, torch.nn.Module) else None
@@ -98,7 +104,8 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
             module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)
-        raise CaptureError(f"{name} could not be captured as one graph: {_reason(error)}") from error
+        message = f"{name} could not be captured as one graph{_place(error)}: {_reason(error)}"
+        raise CaptureError(message) from error
     if not module.graph.find_nodes(op="placeholder"):
         return Traced(module, [], arguments, held)
     with torch.no_grad():
