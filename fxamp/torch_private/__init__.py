@@ -70,6 +70,7 @@ from fxamp.torch_private.symbols import (
     drop_guards_on_ragged_sizes,
     dropped_sizes,
     rebind_sizes,
+    size_oblivious,
     size_reader,
     size_tables,
 )

@@ -68,6 +68,28 @@ def dropped_sizes(shapes: ShapeEnv | None) -> Iterator[None]:
         pending[:] = before
 
 
+@contextmanager
+def size_oblivious(shapes: ShapeEnv | None) -> Iterator[None]:
+    """Answer questions about sizes that depend on values as for sizes of 2 or more, as torch.export does.
+
+    torch's C++ code asks, for example, whether a tensor is empty. If torch renames the method, such questions raise as
+    they do outside.
+    """
+    own = getattr(shapes, "evaluate_sym_node", None)
+    if own is None:
+        yield
+        return
+
+    def answer(node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
+        return own(node, size_oblivious=True, fallback_value=fallback_value)
+
+    shapes.evaluate_sym_node = answer  # type: ignore[union-attr,method-assign]
+    try:
+        yield
+    finally:
+        del shapes.evaluate_sym_node  # type: ignore[union-attr]
+
+
 def size_reader(size: int | torch.SymInt, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], int] | None:
     """Return what computes ``size`` from the inputs of a run; None if it depends on values.
 

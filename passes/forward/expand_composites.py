@@ -7,9 +7,11 @@ in its own decomposition, and a loss that chunk-losses rewrites.
 """
 
 import logging
-from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -36,7 +38,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
-from fxamp.torch_private import onednn_computes
+from fxamp.torch_private import is_dynamic, onednn_computes, size_oblivious
 from fxamp.torch_private.parts.fx import tracing
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,11 @@ log = logging.getLogger(__name__)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 _LSTM = (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data)
+
+_WHOLE = "%s at %s runs as one op, in the dtype of its inputs, because torch cannot trace what it computes: %s"
+
+#: Makes the context of one attempt to trace a decomposition.
+_Setting = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class _Expander:
         return _signature(node), region.captured, shapes, module_path(within), module_classes(within)
 
     def _decomposed(self, node: Node, region: AutocastRegion) -> GraphModule | None:
-        """Return one level of the op's decomposition; None if it cannot be traced on values alone."""
+        """Return one level of the op's decomposition; None, with a warning, if it cannot be traced on values alone."""
         arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         leaves, spec = pytree.tree_flatten(arguments)
         values = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -133,29 +140,39 @@ class _Expander:
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
 
-        inner: GraphModule | None = None
-        for kernels in self._kernels(node, region):
-            with tracing(None), self._autocast(region), kernels, torch.no_grad(), suppress(RuntimeError):
-                inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
+        inner, trouble = None, ""
+        for kernels, sizes in product(self._kernels(node, region), self._sizes(leaves)):
+            try:
+                with tracing(None), self._autocast(region), kernels(), sizes(), torch.no_grad():
+                    inner = make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
                 break
+            except RuntimeError as error:
+                trouble = (str(error) or type(error).__name__).splitlines()[0]
         if inner is None:
+            log.warning(_WHOLE, op_name(node), describe_source(node), trouble)
             return None
         for part in reversed(inner.graph.nodes):
             if is_answered(part) and not part.users:
                 inner.graph.erase_node(part)
         return inner
 
-    def _kernels(self, node: Node, region: AutocastRegion) -> Iterator[AbstractContextManager[None]]:
+    def _kernels(self, node: Node, region: AutocastRegion) -> Iterator[_Setting]:
         """Yield the settings of oneDNN to try: its LSTM kernel takes no symbolic sizes, cells do.
 
         ``nn.LSTM`` is also decomposed to cells where the kernel must not run, or lacks the region's dtype on this CPU.
         """
         if node.target not in _LSTM:
-            yield nullcontext()
+            yield nullcontext
             return
         if self._context.lstm_kernel and (region.lower is None or onednn_computes(region.lower)):
-            yield nullcontext()
-        yield torch.backends.mkldnn.flags(enabled=False)
+            yield nullcontext
+        yield partial(torch.backends.mkldnn.flags, enabled=False)
+
+    def _sizes(self, arguments: Sequence[Any]) -> Iterator[_Setting]:
+        """Yield the answers to try to questions about sizes, which fail for sizes that depend on values."""
+        yield nullcontext
+        if any(map(is_dynamic, arguments)):
+            yield partial(size_oblivious, self._context.mode.shape_env)
 
     def _autocast(self, region: AutocastRegion) -> AbstractContextManager[None]:
         """Set the autocast state that the program was captured under, because it may be valid only in that state."""

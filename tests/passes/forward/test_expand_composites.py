@@ -101,6 +101,44 @@ def test_symbolic_sizes_are_not_looked_into(name: str, traced: list[object]) -> 
     assert len(traced) <= levels * (1 + calls)  # once to find out, and once for each call that is replaced
 
 
+def test_sizes_that_depend_on_values_are_no_obstacle() -> None:
+    """torch asks of an RNN's input whether it is empty, which nobody knows of a boolean mask's result."""
+    weights = [torch.randn(4, 8), torch.randn(4, 4), torch.randn(4), torch.randn(4)]
+
+    def masked(x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        rows = x[keep]
+        state = torch.zeros(1, rows.shape[0], 4)
+        return torch.rnn_tanh(rows, state, weights, True, 1, 0.0, False, False, True)[0]
+
+    torch._dynamo.reset()
+    options = {"policy": "cpu-bfloat16", "lowering": "eager"}
+    compiled = torch.compile(masked, backend="fxamp", options=options, fullgraph=True)
+    x = torch.randn(4, 3, 8)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for kept in ([True, False, True, True], [False, True, False, False], [False] * 4):
+            result = compiled(x, torch.tensor(kept))
+            with torch.autocast("cpu", torch.bfloat16):
+                assert torch.equal(result, masked(x, torch.tensor(kept)).float())
+
+
+def test_a_composite_that_cannot_be_traced_stays_whole_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    runs = [True]
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        if not runs:
+            raise RuntimeError("no values here")
+        return x @ x
+
+    with torch.library._scoped_library("fxamp_test", "FRAGMENT") as library:
+        library.define("squared(Tensor x) -> Tensor")
+        library.impl("squared", squared, "CompositeImplicitAutograd")
+        bench = workbench(lambda a: torch.ops.fxamp_test.squared(a), torch.ones(8, 8))
+        before = bench.text
+        runs.clear()
+        assert bench.run(ExpandComposites()).modified == 0 and bench.text == before
+    assert "squared.default at " in caplog.text and "cannot trace what it computes: no values here" in caplog.text
+
+
 def test_questions_about_a_tensor_are_no_composites() -> None:
     aten = torch.ops.aten
     questions = [aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int, aten.is_nonzero.default]
