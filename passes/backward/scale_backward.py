@@ -7,23 +7,27 @@
 4. Every gradient is multiplied by the inverse, in float32 at least, and rounded to its dtype. A float16 gradient stays
    scaled.
 5. A new last output holds a flag for each gradient: nonzero if it holds an inf or NaN. ``output.meta[FLAGGED]`` lists
-   the positions of these gradients. Outputs that are not gradients (random states, tokens) do not change.
+   the positions of each flag's gradients: one, but see "shared". Outputs that are not gradients (random states, tokens)
+   do not change.
 6. If requested, one more output is the sum of the squares of all unscaled gradients, 0-dim float32, without float16
    ones. It is computed together with the check, so clipping by the norm needs no extra pass over the gradients.
 
 Tangents and gradients are identified by AOTAutograd's descriptors, ``node.meta["desc"]``. The pass uses only ops that
 Inductor can lower after the partition (``aten.isfinite`` is not one of them).
 
-There are two ways to check. ``"ops"`` writes plain ops, which Inductor fuses into the op that computes the gradient:
-nothing is read twice, but each gradient needs one or two reductions. ``"kernel"`` passes all gradients of one device
-and dtype to one ``fxamp::check_unscale``. If the last op of a gradient is a widening cast (a weight's float16
-gradient), the kernel reads the value before the cast. A large float32 gradient from an elementwise op, such as the sum
-of two gradients, gets plain ops even then. For n parameters in k tensors, float16 products, and float32 gradients:
+There are three ways to check. ``"ops"`` writes plain ops, which Inductor fuses into the op that computes the gradient:
+nothing is read twice, but each gradient needs one or two reductions. ``"shared"`` does the same, but small gradients of
+one shape share a flag; if it is set, the caller reads them to find those that overflowed. ``"kernel"`` passes all
+gradients of one device and dtype to one ``fxamp::check_unscale``. If the last op of a gradient is a widening cast (a
+weight's float16 gradient), the kernel reads the value before the cast. A large float32 gradient from an elementwise op,
+such as the sum of two gradients, gets plain ops even then. For n parameters in k tensors, float16 products, and float32
+gradients:
 
     "ops"       6n bytes if Inductor fuses cast, product and check        at most 2k launches
     "kernel"    6n bytes if a cast is last, else 8n                       1 launch for a pair of dtypes
 
-A launch costs microseconds on a GPU and nothing on a CPU, so CUDA uses "kernel" and other devices "ops".
+A launch costs microseconds on a GPU and nothing on a CPU, so CUDA uses "kernel" and other devices "ops". On a CPU the
+host can read flags and gradients without waiting, but each flag costs it a view: it uses "shared".
 """
 
 from dataclasses import dataclass
@@ -37,20 +41,20 @@ from fxamp.passes.shared.unscale_writer import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 from fxamp.torch_dtypes import HALVES
 
-#: Key of the output node's ``meta``: the positions of the outputs that have flags, in the flags' order.
+#: Key of the output node's ``meta``: for each flag, the positions of the outputs that it is for.
 FLAGGED = "fxamp_flagged"
 
 #: Name of the new input.
 SCALE = "loss_scale"
 
-CHECKS = ("ops", "kernel")
+CHECKS = ("ops", "shared", "kernel")
 
 
 @dataclass(frozen=True)
 class ScaleBackward(TracedPass[Context]):
     """Requires AOTAutograd's descriptors of inputs and outputs; ensures rules 1 and 5 for every gradient.
 
-    ``check``: "ops" or "kernel"; ``norm``: whether to apply rule 6. A graph without gradients does not change.
+    ``check``: one of :data:`CHECKS`; ``norm``: whether to apply rule 6. A graph without gradients does not change.
     """
 
     check: str = "ops"
@@ -81,12 +85,12 @@ class ScaleBackward(TracedPass[Context]):
         before = tuple(output.args[0])  # type: ignore[arg-type]
         results = list(before)
         with gm.graph.inserting_before(output):
-            unscaled = writer.unscale([results[at] for at in places], kernel=self.check == "kernel")
+            unscaled = writer.unscale([results[at] for at in places], self.check)
         for at, gradient in zip(places, unscaled.true, strict=True):
             results[at] = gradient
         added = [unscaled.flags] if unscaled.square is None else [unscaled.flags, unscaled.square]
         output.args = ((*results, *added),)
-        output.meta[FLAGGED] = tuple(places[at] for at in unscaled.order)
+        output.meta[FLAGGED] = tuple(tuple(places[at] for at in every) for every in unscaled.covered)
         output.meta["desc"] = [*output.meta["desc"], *[None] * len(added)]
         for at in places:
             erase_unused(before[at])
@@ -95,7 +99,7 @@ class ScaleBackward(TracedPass[Context]):
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         output = graph_output(gm.graph)
         flagged, places = output.meta.get(FLAGGED, ()), tuple(gradients(gm))
-        if tuple(sorted(flagged)) != places:
+        if tuple(sorted(at for every in flagged for at in every)) != places:
             return f"gradients at {places}, but flags for {flagged}"
         return None if not places or _inputs(gm)[-1].name == SCALE else "the scale is not the last input"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 
 import torch
 from torch.fx import Graph, Node
@@ -10,16 +11,20 @@ import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
 from fxamp.graph import GraphWriter
 from fxamp.passes.shared.widening import before_widening
 from fxamp.torch_dtypes import HALVES, widest_float
+from fxamp.torch_private import is_dynamic
 
 aten = torch.ops.aten
 
 #: The minimum number of elements for which saving one read of a gradient is worth two launches.
 _LARGE = 2**20
 
+#: The maximum number of elements of gradients that share a flag: 64 x 64. Writing a flag costs the host about 0.6 us.
+_SMALL = 2**12
+
 
 @dataclass(frozen=True)
 class Unscaled:
-    """Unscaled gradients, in the given order; flags, ``[len(order)]``; and the position of each flag's gradient.
+    """Unscaled gradients, in the given order; flags, ``[len(covered)]``; and the positions of each flag's gradients.
 
     float16 gradients stay scaled. ``square``: 0-dim float32, the sum of the squares of all others but sparse ones; None
     if not requested.
@@ -27,20 +32,21 @@ class Unscaled:
 
     true: list[Node]
     flags: Node
-    order: list[int]
+    covered: list[list[int]]
     square: Node | None = None
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Unscaled gradients by their scaled nodes, and their flags in the same order: bool, on the scale's device.
+    """Unscaled gradients by their scaled nodes, and their flags: bool, on the scale's device.
 
-    ``square``: the sum of their squares on that device, 0-dim float32, if the piece computes it.
+    There is a flag for each gradient, in the same order, or one for all of them. ``squares``: sums of their squares on
+    that device, 0-dim float32, if the piece computes them.
     """
 
     true: dict[Node, Node]
     flags: Node
-    square: Node | None = None
+    squares: Sequence[Node] = ()
 
 
 class UnscaleWriter:
@@ -67,35 +73,43 @@ class UnscaleWriter:
         for user in users:
             user.replace_input_with(tangent, scaled)
 
-    def unscale(self, gradients: Sequence[Node], kernel: bool) -> Unscaled:
+    def unscale(self, gradients: Sequence[Node], check: str) -> Unscaled:
         """Insert the unscaled gradients and their flags, once for a node that is the gradient of several inputs."""
-        first: dict[Node, int] = {}
+        places: dict[Node, list[int]] = {}
         for at, node in enumerate(gradients):
-            first.setdefault(node, at)
-        self._by_rows = kernel
-        fit = [node for node in first if kernel and _fits_kernel(node)]
-        pieces = self._by_kernel(fit) + [self._by_ops(node) for node in first if node not in fit]
+            places.setdefault(node, []).append(at)
+        self._by_rows = check == "kernel"
+        fit = [node for node in places if self._by_rows and _fits_kernel(node)]
+        others = [node for node in places if node not in fit]
+        pieces = self._by_kernel(fit) + [self._by_ops(together) for together in _together(others, check == "shared")]
         true = {node: result for piece in pieces for node, result in piece.true.items()}
         flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
-        order = [first[node] for node in true]
-        again = [at for at, node in enumerate(gradients) if first[node] != at]
-        if again:
-            slots = [order.index(first[gradients[at]]) for at in again]
-            copies = [self._call(aten.slice.Tensor, flags, 0, slot, slot + 1) for slot in slots]
-            flags = self._call(aten.cat.default, [flags, *copies])
-        squares = [piece.square for piece in pieces if piece.square is not None]
+        if check == "shared":
+            covered = [[at for node in piece.true for at in places[node]] for piece in pieces]
+        else:
+            flags, covered = self._for_each(flags, [places[node] for node in true])
+        squares = [square for piece in pieces for square in piece.squares]
         if self._norm:
-            dense = [gradients[at] for at in again if not (_half(gradients[at]) or _sparse(gradients[at]))]
+            again = [node for node, every in places.items() for _ in every[1:]]
+            dense = [node for node in again if not (_half(node) or _sparse(node))]
             squares += [self._home(self._square(true[gradient])) for gradient in dense]
             squares = squares or [self._call(aten.zeros_like.default, self._scale)]
-        return Unscaled([true[node] for node in gradients], flags, order + again, self._total(squares))
+        return Unscaled([true[node] for node in gradients], flags, covered, self._total(squares))
 
-    def _by_ops(self, gradient: Node) -> _Piece:
-        if _half(gradient):
-            return _Piece({gradient: gradient}, self._home(self._not_finite(gradient)))
-        true = self._times(gradient, self._inverse)
-        square = self._home(self._square(true)) if self._norm and not _sparse(gradient) else None
-        return _Piece({gradient: true}, self._home(self._not_finite(true)), square)
+    def _for_each(self, flags: Node, places: Sequence[Sequence[int]]) -> tuple[Node, list[list[int]]]:
+        """Copy the flags of gradients with several ``places``, so that every flag has one place."""
+        again = [(slot, at) for slot, every in enumerate(places) for at in every[1:]]
+        if again:
+            copies = [self._call(aten.slice.Tensor, flags, 0, slot, slot + 1) for slot, _ in again]
+            flags = self._call(aten.cat.default, [flags, *copies])
+        return flags, [[every[0]] for every in places] + [[at] for _, at in again]
+
+    def _by_ops(self, gradients: Sequence[Node]) -> _Piece:
+        """Return the gradients with a flag that they share, if they are several."""
+        true = {node: node if _half(node) else self._times(node, self._inverse) for node in gradients}
+        summed = [true[node] for node in gradients if self._norm and not (_half(node) or _sparse(node))]
+        squares = [self._home(self._square(node)) for node in summed]
+        return _Piece(true, self._home(self._not_finite(*true.values())), squares)
 
     def _square(self, true: Node) -> Node:
         """Return the sum of the squares of the elements' absolute values: 0-dim float32."""
@@ -126,23 +140,30 @@ class UnscaleWriter:
         op = torch.ops.fxamp.check_unscale_norm if self._norm else torch.ops.fxamp.check_unscale
         results = self._call(op.default, sources, inverse, dtype)
         true, flags = self._item(results, 0), self._item(results, 1)
-        square = self._home(self._item(results, 2)) if self._norm else None
+        squares = [self._home(self._item(results, 2))] if self._norm else []
         # The kernel checks gradients before it unscales them; a non-finite inverse would make all of them non-finite.
         flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
-        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), square)
+        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), squares)
 
-    def _not_finite(self, node: Node) -> Node:
-        """Whether ``node`` holds an inf or NaN: bool ``[1]``. inf - inf and NaN - NaN are NaN, unequal to itself."""
-        if _sparse(node):  # Inductor calls few ops on sparse tensors; a sum is inf or NaN if a value is
-            node = self._call(aten.sum.default, node)
-        difference = self._call(aten.sub.Tensor, node, node)
+    def _not_finite(self, *nodes: Node) -> Node:
+        """Whether one of ``nodes``, of one shape, holds an inf or NaN: bool ``[1]``.
+
+        inf - inf and NaN - NaN are NaN, which is not 0, and stays NaN in a sum.
+        """
+        difference = reduce(partial(self._call, aten.add.Tensor), map(self._difference, nodes))
         bad = self._call(aten.ne.Scalar, difference, 0)
-        if self._by_rows and _is_fused(node):
+        if self._by_rows and _is_fused(nodes[0]):
             bad = self._call(aten.any.dim, bad, -1)
         if bad.meta["val"].is_contiguous():
             # Inductor writes the result of a reduction straight to its place among all flags, but copies a view of it.
             return self._call(aten.any.dim, self._call(aten.view.default, bad, [-1]), 0, True)
         return self._call(aten.view.default, self._call(aten.any.default, bad), [1])
+
+    def _difference(self, node: Node) -> Node:
+        """Return ``node`` minus itself."""
+        if _sparse(node):  # Inductor calls few ops on sparse tensors; a sum is inf or NaN if a value is
+            node = self._call(aten.sum.default, node)
+        return self._call(aten.sub.Tensor, node, node)
 
     def _home(self, flags: Node) -> Node:
         return self._on(flags, self._scale.meta["val"].device)
@@ -157,6 +178,17 @@ class UnscaleWriter:
 def _fits_kernel(node: Node) -> bool:
     """Whether the kernel takes this gradient: none that is complex, sparse, scaled to the end, or fused."""
     return not (node.meta["val"].is_complex() or _sparse(node) or _half(node) or _is_fused(node))
+
+
+def _together(gradients: Sequence[Node], shared: bool) -> list[list[Node]]:
+    """Return the gradients whose flags are computed together; if ``shared``, small ones of one layout and dtype are."""
+    groups: dict[object, list[Node]] = {}
+    for node in gradients:
+        value = node.meta["val"]
+        small = shared and not (_sparse(node) or is_dynamic(value)) and value.numel() <= _SMALL
+        layout = (value.dtype, value.device, tuple(value.shape), value.stride()) if small else node
+        groups.setdefault(layout, []).append(node)
+    return list(groups.values())
 
 
 def _is_fused(node: Node) -> bool:

@@ -131,6 +131,33 @@ def test_a_sparse_gradient_is_true_and_checked(lowering: str, check: str, monkey
     assert scaler.step(optimizer, return_skipped=True).skipped
 
 
+class Alike(nn.Module):
+    """Parameters of one shape, of which ``x`` chooses those whose gradients overflow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(3)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([weight * value for weight, value in zip(self.weights, x, strict=True)]).sum()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_only_the_optimizers_of_gradients_that_overflow_skip(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_check(check, monkeypatch)
+    for bad in ((), (0,), (1, 2)):
+        net, scaler = Alike(), make_scaler()
+        compiled = compile_scaled(net, scaler, "aot_eager")
+        optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in net.weights]
+        scaler.name_parameters(net)
+        x = torch.tensor([3e38 if at in bad else 1.0 for at in range(3)])
+        scaler.scale(compiled(x)).backward()
+        skipped = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in optimizers]
+        assert skipped == [at in bad for at in range(3)]
+        assert scaler.overflowed() == {f"weights.{at}": 1 for at in bad}
+        assert [weight.tolist() for weight in net.weights] == [[1.0] * 3 if at in bad else [0.0] * 3 for at in range(3)]
+
+
 def test_inductor_refuses_a_sparse_gradient_by_name() -> None:
     table, scaler = nn.Embedding(5, 4, sparse=True), make_scaler()
     compiled = compile_scaled(lambda at: table(at).sum(), scaler, "inductor")

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+import pytest
 import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
 from fxamp import torch_private as private
 from fxamp.policy.model.comparisons import holds
@@ -54,6 +55,18 @@ def test_dropped_sizes_are_not_missed_by_who_traces_next() -> None:
         torch.ones(4).nonzero()
     _nonzero(mode)
     with private.dropped_sizes(None):
+        pass
+
+
+def test_questions_about_sizes_that_depend_on_values_are_answered_in_a_block_alone() -> None:
+    mode = _mode()
+    with mode, private.dropped_sizes(mode.shape_env):
+        size = torch.ones(4).nonzero().shape[0]
+        with private.size_oblivious(mode.shape_env):
+            assert not bool(size == 0) and not bool(size == 1)
+        with pytest.raises(GuardOnDataDependentSymNode):
+            bool(size == 0)
+    with private.size_oblivious(None):
         pass
 
 

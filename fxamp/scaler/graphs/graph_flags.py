@@ -125,7 +125,7 @@ class GraphFlags:
     def record(
         self,
         owners: Callable[[], Sequence[Owner]],
-        flags: Tensor,
+        flags: Tensor | None,
         gradients: Sequence[Tensor],
         square: Tensor | None = None,
         dense: bool = False,
@@ -135,7 +135,8 @@ class GraphFlags:
         Args:
             owners: returns for each flag a weak reference to the parameter whose gradient it is, or None for a gradient
                 that no parameter owns; such a flag counts for every optimizer. Called if a flag may be set.
-            flags: bool, or 0 or 1 in int32, ``[len(gradients)]``: whether a gradient holds an inf or NaN.
+            flags: bool, or 0 or 1 in int32, ``[len(gradients)]``: whether a gradient holds an inf or NaN. None if the
+                host knows that none does.
             gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
                 whose ``.grad`` at the step is another tensor, or was written to, is checked again.
             square: the sum of the squares of all these gradients, 0-dim float32; None if unknown.
@@ -146,15 +147,14 @@ class GraphFlags:
         """
         if not self.attached:
             raise OptionError("flags of a graph: call attach() first, so that scale() leaves losses to the graph")
-        clean = known(flags) is False
-        references = () if clean else owners()
-        if flags.shape != (len(gradients),) or not (clean or len(references) == len(gradients)):
+        if flags is not None and flags.shape != (len(gradients),):
             raise OptionError(
                 f"flags of a graph: {len(owners())} parameters, {len(gradients)} gradients, flags of shape "
                 f"{tuple(flags.shape)}"
             )
         living = None
-        if not clean:
+        if flags is not None and known(flags) is not False:
+            references = owners()
             # A living tensor has one weak reference, which the report keeps.
             backward = _Backward(references, flags)
             earlier = self._backwards.setdefault(tuple(map(id, references)), backward)

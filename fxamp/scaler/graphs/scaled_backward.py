@@ -26,6 +26,7 @@ from fxamp.scaler.graphs.owners import leaves, owner_references
 from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
 from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
+from fxamp.torch_devices import known
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node, running_wrapper, traced_tangents
 
@@ -79,15 +80,15 @@ class Scaling(Participant):
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         def compile_scaled(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
             run_traced(gm, self.policy, ScaleBackward(_check(gm), self.scaler.graph_norm))
-            flagged = graph_output(gm.graph).meta.get(FLAGGED, ())
-            if not flagged:
+            covered = graph_output(gm.graph).meta.get(FLAGGED, ())
+            if not covered:
                 return compiler(gm, inputs)
             scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
             narrow = _Float16Gradients.of(gm)
             compiled = compiler(gm, [*inputs, scale])
             results: Any = graph_output(gm.graph).args[0]
-            dense = all(has_identity(results[at].meta["val"]) for at in flagged)
-            return _wrap(compiled, self.scaler, scale.device, flagged, narrow, dense)
+            dense = all(has_identity(results[at].meta["val"]) for every in covered for at in every)
+            return _wrap(compiled, self.scaler, scale.device, covered, narrow, dense)
 
         return compile_scaled
 
@@ -155,12 +156,12 @@ def _wrap(
     compiled: Boxed,
     scaler: BackwardScaler,
     device: torch.device,
-    flagged: Sequence[int],
+    covered: Sequence[Sequence[int]],
     narrow: _Float16Gradients,
     dense: bool,
 ) -> Boxed:
-    """``dense``: whether all gradients have an identity."""
-    norm, crosses = scaler.graph_norm, narrow.any
+    """``covered``: the positions of each flag's gradients; ``dense``: whether all gradients have an identity."""
+    norm, crosses, flagged = scaler.graph_norm, narrow.any, [at for every in covered for at in every]
 
     def run(args: list[Any]) -> list[Any]:
         scale = scaler.graph_scale(device)
@@ -173,6 +174,8 @@ def _wrap(
         flags = results.pop()
         if crosses:
             narrow.leave(results, scale, scaled_outside)
+        if len(covered) < len(flagged):
+            flags = _of_each(flags, covered, results) if known(flags) else None
         owners = partial(owner_references, len(results), flagged)
         scaler.graphs.record(owners, flags, [results[at] for at in flagged], square, dense)
         explain_double_backward()
@@ -181,8 +184,19 @@ def _wrap(
     return takes_list(run)
 
 
+def _of_each(flags: Tensor, covered: Sequence[Sequence[int]], results: Sequence[Any]) -> Tensor:
+    """Return a flag for each gradient, bool; reads those gradients that share a flag that is set."""
+    return torch.tensor(
+        [
+            flag and (len(every) == 1 or not bool(results[at].isfinite().all()))
+            for flag, every in zip(flags.tolist(), covered, strict=True)
+            for at in every
+        ]
+    )
+
+
 def _check(gm: GraphModule) -> str:
-    """Return the cheaper way to check this graph; see the pass."""
+    """Return the cheapest way to check this graph; see the pass."""
     values = (node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder"))
-    on_cuda = any(isinstance(value, Tensor) and value.device.type == "cuda" for value in values)
-    return "kernel" if on_cuda else "ops"
+    devices = {value.device.type for value in values if isinstance(value, Tensor)}
+    return "kernel" if "cuda" in devices else "shared" if devices == {"cpu"} else "ops"
