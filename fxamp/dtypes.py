@@ -2,7 +2,7 @@
 
 A new 16-bit dtype needs a name here, and then
 
-    its arithmetic in kernels      fxamp/kernels/gradient_source.py; fxamp/optim/kernels: expressions.py, source.py
+    its arithmetic in kernels      fxamp/kernels/gradient_triton.py; fxamp/optim/kernels: expressions.py, step_triton.py
     a plan for its gradients       fxamp/kernels/launch_plan.py
     its short name in listings     fxamp/graph/printing.py, fxamp/graph_text/model.py
     conditions on its name         fxamp/policy/model/conditions.py

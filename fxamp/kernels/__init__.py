@@ -25,10 +25,10 @@ The modules, in the order of a call:
     per_device          gradients on several devices: work for each device, then combined results
     dispatch            Triton, torch's ops for CPUs (host), or the reference
     launch_plan         which gradients share a launch, and what its kernel depends on
-    gradient_source     the plan's kernel as Triton source
+    gradient_triton     the plan's kernel as Triton source
     store               that source in a file: Triton reads it there, and users can too
     launch              the table of addresses, the launches
-    loss_scale_update   growth and backoff of the loss scale; its source is in loss_scale_update_source
+    loss_scale_update   growth and backoff of the loss scale; its source is in loss_scale_update_triton
     reference           the definition in ATen ops; it shares no code with the kernels
 
 Kernels read a table of addresses, because one launch per gradient would cost about 15 microseconds each, and a kernel

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fxamp.kernels.gradient_request import Tables, UnscaleRequest
-from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
+from fxamp.kernels.gradient_triton import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import ALIGNMENT, WARPS, Access, Gradient, Group, Kernel, Requested, is_dense, make_plan
 from fxamp.kernels.store import load_function
 from fxamp.torch_devices import moved, on_device

@@ -13,7 +13,7 @@ from fxamp.errors import OptionError
 from fxamp.kernels import reference
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.loss_scale_update_source import update_function
+from fxamp.kernels.loss_scale_update_triton import update_function
 from fxamp.torch_devices import on_device
 
 

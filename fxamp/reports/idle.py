@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fxamp.graph.submodules import parameters_of
 from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
-from fxamp.reports.limits import any_limit, under_autocast, watch_limits
+from fxamp.reports.recompile_limits import any_limit, under_autocast, watch_limits
 from fxamp.reports.registry import all_ran, graphs_that_ended, is_fxamp, records_of, runs_for_any
 from fxamp.reports.runs import caller, compiling_backend, original
 from fxamp.torch_private import backend_of, on_each_compilation

@@ -14,8 +14,8 @@ from fxamp.graph_text import Document, RuleRef
 from fxamp.graph_text.totals import by_reason, totals_of
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import ended_functions, skipped_functions
-from fxamp.reports.limits import REMEDIES, limited_functions
 from fxamp.reports.nonfinite import NonFinite
+from fxamp.reports.recompile_limits import REMEDIES, limited_functions
 from fxamp.reports.registry import outside, records_of
 
 _NOTHING = (

@@ -37,7 +37,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.base import Context, Result, TracedPass
-from fxamp.passes.shared.unscale_writer import UnscaleWriter
+from fxamp.passes.shared.unscale_and_check import UnscaleWriter
 from fxamp.passes.shared.widening import erase_unused
 from fxamp.torch_dtypes import HALVES
 

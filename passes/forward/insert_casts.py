@@ -3,9 +3,10 @@
 1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`); without a rule it follows its
    inputs.
 2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
-   for values that need no gradient, and for float32 leaves that need one. Other values are cast once per use, and twice
-   for an op that reads one twice, so that their gradients are summed in float32. AOTAutograd merges such casts in the
-   forward. ``torch.library.register_autocast`` has no cache, nor has ``torch.autocast(cache_enabled=False)``.
+   for values that need no gradient, and for float32 leaves that need one (:mod:`~fxamp.passes.shared.cast_writer`
+   decides it). Other values are cast once per use, and twice for an op that reads one twice, so that their gradients
+   are summed in float32. AOTAutograd merges such casts in the forward. ``torch.library.register_autocast`` has no
+   cache, nor has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, or between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
    fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.

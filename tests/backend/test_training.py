@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.machines.lacks import needs_quick_fp8_products
 
-from fxamp.tools.demo.model import Size
+from fxamp.tools.demo.sizes import Size
 from fxamp.tools.demo.text import VOCABULARY, standard_library
 from fxamp.tools.demo.train import TrainingSettings, train
 

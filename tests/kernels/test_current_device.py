@@ -63,7 +63,7 @@ def test_the_check(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_step(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from fxamp.optim.kernels import launch as step_launch
-    from fxamp.optim.kernels.source import Aligned
+    from fxamp.optim.kernels.step_triton import Aligned
 
     sent = (torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32))
     monkeypatch.setattr(step_launch, "load_function", lambda *_: kernel(gpus))

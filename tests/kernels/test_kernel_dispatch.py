@@ -196,7 +196,7 @@ def attributes(part: object) -> dict[str, object]:
 
 def test_reference_and_kernels_do_not_know_each_other() -> None:
     folder = Path(dispatch.__file__).parent
-    for kernels in ("launch_plan", "gradient_source", "store", "launch", "interpreter", "loss_scale_update_source"):
+    for kernels in ("launch_plan", "gradient_triton", "store", "launch", "interpreter", "loss_scale_update_triton"):
         assert "reference" not in imports(folder / f"{kernels}.py")
     assert imports(folder / "reference.py") == {"gradient_request"}
 

@@ -6,10 +6,10 @@ from support.checks.exhaustive import exhaustive
 from support.machines.machine_code import ARCHS, TARGETS, MachineCode, Program, compiled, machine_code
 
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
+from fxamp.kernels.gradient_triton import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import Access, Gradient, Requested, make_plan
-from fxamp.kernels.loss_scale_update_source import update_text
+from fxamp.kernels.loss_scale_update_triton import update_text
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 PAIRS = [

@@ -8,9 +8,9 @@ import torch
 from support.checks.golden_text import FOLDER, assert_golden
 
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
+from fxamp.kernels.gradient_triton import kernel_name, parameters, source_text
 from fxamp.kernels.launch_plan import DTYPES, Access, Kernel, Requested
-from fxamp.kernels.loss_scale_update_source import update_text
+from fxamp.kernels.loss_scale_update_triton import update_text
 
 ALL = Requested(found_inf=True, flags=True, squared_norm=True)
 FLAGS = Requested(flags=True)

@@ -20,7 +20,7 @@ from fxamp.kernels.blockwise_8bit import SCALES
 from fxamp.optim import CompiledOptimizer, Factors, StepOptions
 from fxamp.optim.kernels.launch import StepKernel
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
-from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
+from fxamp.optim.kernels.step_triton import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 

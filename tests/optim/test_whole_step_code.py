@@ -16,7 +16,7 @@ from fxamp.optim.reading.layout import read_layout
 from fxamp.optim.programs.lowering import StepOptions, decompositions, lower_step
 from fxamp.optim.tracing.trace import trace_step
 from fxamp.tools.bench.cost.compiler import Counted, counting
-from fxamp.tools.bench.cost.gpu import compiling_for_gpu
+from fxamp.tools.bench.cost.simulated_gpu import compiling_for_gpu
 
 def on_gpu(tensors, mode):
     with mode:

@@ -26,25 +26,18 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.machine import QUIET, load
 from fxamp.tools.common.output import put, require_folder, write_text
 from fxamp.tools.demo.columns import Column, columns_of, run, usable_lowering
-from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.ranks import Ranks, joined
+from fxamp.tools.demo.sizes import REAL, SMALL, TINY
 from fxamp.tools.demo.table import table, verdict
-from fxamp.tools.demo.text import VOCABULARY, Text, standard_library
+from fxamp.tools.demo.text import Text, standard_library
 from fxamp.tools.demo.train import TrainingResult, TrainingSettings
 from fxamp.torch_devices import native_bfloat16
 
-_TINY = Size(layers=2, heads=4, width=64, length=64, vocabulary=VOCABULARY)
-#: The products of a step take long enough that a CPU with units for bfloat16 gains by them.
-_SMALL = Size(layers=4, heads=8, width=512, length=256, vocabulary=VOCABULARY)
-#: GPT-2's smallest: 124 million parameters, and 39 million in a head of its own. The text uses 256 tokens; the
-#: vocabulary is GPT-2's, rounded up to a multiple of 64, so that the last matrix product has its real cost.
-_REAL = Size(layers=12, heads=12, width=768, length=1024, vocabulary=50304)
-
 #: By machine: what is trained there, and on how many CPU threads by default; None: as many as torch takes.
 _USUAL = {
-    "plain CPU": (TrainingSettings(_TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), 1),
-    "CPU": (TrainingSettings(_SMALL, batch=4, steps=32, rate=1e-3, device="cpu", seed=0), None),
-    "GPU": (TrainingSettings(_REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), 1),
+    "plain CPU": (TrainingSettings(TINY, batch=8, steps=120, rate=3e-3, device="cpu", seed=0), 1),
+    "CPU": (TrainingSettings(SMALL, batch=4, steps=32, rate=1e-3, device="cpu", seed=0), None),
+    "GPU": (TrainingSettings(REAL, batch=8, steps=200, rate=3e-4, device="cuda", seed=0), 1),
 }
 _POLICIES = {"cpu": "cpu-bfloat16", "cuda": "auto"}
 

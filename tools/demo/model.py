@@ -1,21 +1,10 @@
 """A small GPT in plain torch.nn, without any code for mixed precision."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Size:
-    """Dimensions of the model: ``width`` is divided among ``heads``; ``length`` is the longest text in tokens."""
-
-    layers: int
-    heads: int
-    width: int
-    length: int
-    vocabulary: int
+from fxamp.tools.demo.sizes import Size
 
 
 class Attention(nn.Module):

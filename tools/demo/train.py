@@ -14,8 +14,9 @@ from fxamp.scaler import GradScaler
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.step_memory import StepMemory, lasting_bytes, step_memory
-from fxamp.tools.demo.model import GPT, Size
+from fxamp.tools.demo.model import GPT
 from fxamp.tools.demo.ranks import Ranks
+from fxamp.tools.demo.sizes import Size
 from fxamp.tools.demo.text import Text
 from fxamp.torch_private.parts.dynamo import counters
 

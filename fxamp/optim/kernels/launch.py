@@ -16,7 +16,7 @@ from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_
 from fxamp.optim.kernels.scalar_nodes import prepared_nodes
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_text
-from fxamp.optim.kernels.source import GRADIENT, NAME, Aligned, StepInputs, step_text
+from fxamp.optim.kernels.step_triton import GRADIENT, NAME, Aligned, StepInputs, step_text
 from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
@@ -51,7 +51,7 @@ class _Tables:
 
 
 class StepKernel:
-    """The kernel of one graph; see :func:`~fxamp.optim.kernels.source.step_text`.
+    """The kernel of one graph; see :func:`~fxamp.optim.kernels.step_triton.step_text`.
 
     While no tensor moves, a step only reads addresses, compares them and launches. A gradient that moves changes one
     column of the table; the blocks depend on sizes alone.

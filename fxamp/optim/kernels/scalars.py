@@ -8,7 +8,7 @@ GPUs have few units, runs once instead of in each thread of the step.
 from torch.fx import GraphModule
 
 from fxamp.optim.kernels.scalar_nodes import counters, is_flat, prepared_nodes
-from fxamp.optim.kernels.source import Aligned, StepInputs, Writer, indented
+from fxamp.optim.kernels.step_triton import Aligned, StepInputs, Writer, indented
 
 NAME = "step_scalars"
 
@@ -39,7 +39,7 @@ def scalars_text(gm: GraphModule, inputs: StepInputs) -> str | None:
     """Return the Python module that defines the kernel :data:`NAME`; None if the step needs none.
 
     Args:
-        gm, inputs: as for :func:`~fxamp.optim.kernels.source.step_text`.
+        gm, inputs: as for :func:`~fxamp.optim.kernels.step_triton.step_text`.
 
     Raises:
         NotGeneratedError: an op or a dtype is not in the tables.

@@ -18,14 +18,14 @@ from fxamp.tools.bench.cost.hooks import prepare_torch
 prepare_torch()
 import fxamp.torch_devices
 from fxamp.backend import policy_in_force
-from fxamp.tools.bench.cost import gpu
+from fxamp.tools.bench.cost import simulated_gpu
 from fxamp.tools.bench.cost.compiler import Counted
 from fxamp.tools.bench.cost.measure import measure
 from fxamp.tools.bench.cost.workload import Workload, Way
 file, policy, capability, arch = sys.argv[1:]
 if arch:
     policy_in_force._facts = lambda _: {"arch": arch}
-gpu.H100.major, gpu.H100.minor = divmod(int(capability), 10)
+simulated_gpu.H100.major, simulated_gpu.H100.minor = divmod(int(capability), 10)
 fxamp.torch_devices.has_gpu = lambda _: True
 counted = Counted(wants_text=True)
 measure(Workload(file, dtype="bfloat16", optimizer="none"), Way(policy), counted)

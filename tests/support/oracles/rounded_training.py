@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fxamp.policy import Policy
-from fxamp.tools.demo.model import GPT, Size
+from fxamp.tools.demo.model import GPT
+from fxamp.tools.demo.sizes import Size
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:

@@ -15,10 +15,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
 from fxamp.tools.bench import command as bench
-from fxamp.tools.bench.cost import command, gpu, hooks
+from fxamp.tools.bench.cost import command, hooks, simulated_gpu
 from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.eager import EagerOps
-from fxamp.tools.bench.cost.row import Rates, extrapolated, row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import extrapolated, row
 from fxamp.tools.bench.cost.workload import Way, Workload
 
 PROGRAM = """
@@ -95,7 +96,7 @@ from fxamp.tools.bench.cost.hooks import prepare_torch
 prepare_torch()
 import torch
 from torch._dynamo.device_interface import get_interface_for_device
-from fxamp.tools.bench.cost.gpu import compiling_for_gpu
+from fxamp.tools.bench.cost.simulated_gpu import compiling_for_gpu
 visible = torch._C._cuda_getDeviceCount() if torch.version.cuda else 0
 with compiling_for_gpu():
     name = get_interface_for_device("cuda").get_device_properties(0).name
@@ -390,7 +391,7 @@ def test_a_torch_that_is_built_for_other_gpus_is_named(
 def test_a_gpu_that_is_there_is_not_the_one_that_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning sets it
-    assert printed_modules(SEEN) == [0, False, gpu.H100.name]
+    assert printed_modules(SEEN) == [0, False, simulated_gpu.H100.name]
 
 
 @pytest.mark.exhaustive

@@ -8,7 +8,8 @@ from support.checks.exhaustive import exhaustive
 from support.machines.inductor_code import generated, kernels, machine_code
 
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.row import Rates, row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.bench.models import MODELS
 

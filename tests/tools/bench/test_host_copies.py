@@ -6,7 +6,8 @@ import pytest
 from support.checks.cost_counting import Counting
 
 from fxamp.tools.bench.cost.count import HOST_COPY, Access, Count, Kernel
-from fxamp.tools.bench.cost.row import Rates, extrapolated, row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import extrapolated, row
 from fxamp.tools.bench.cost.table import ways
 from fxamp.tools.bench.cost.workload import Way, Workload
 

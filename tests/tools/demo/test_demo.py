@@ -22,8 +22,8 @@ from fxamp.tools.common import policy_step
 from fxamp.tools.common.step_memory import StepMemory
 from fxamp.tools.demo import columns, table
 from fxamp.tools.demo import command as demo
-from fxamp.tools.demo.model import Size
 from fxamp.tools.demo.ranks import Ranks, joined
+from fxamp.tools.demo.sizes import Size
 from fxamp.tools.demo.text import VOCABULARY, standard_library
 from fxamp.tools.demo.train import TrainingResult, TrainingSettings, train
 

@@ -15,7 +15,7 @@ from fxamp.policy import Policy
 from fxamp.policy.model.site import KEPT
 from fxamp.tools.bench.command import main as bench
 from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
-from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.bench.cost.rates import Rates
 from fxamp.tools.bench.process import ContenderFailed
 from fxamp.tools.common.formatting import size
 from fxamp.tools.policy.command import main

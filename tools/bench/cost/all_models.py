@@ -9,7 +9,8 @@ from typing import Any
 from fxamp.dtypes import DTYPES
 from fxamp.errors import OptionError
 from fxamp.tools.bench.cost.count import Count
-from fxamp.tools.bench.cost.row import Rates, row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import row
 from fxamp.tools.bench.cost.table import every, note
 from fxamp.tools.bench.cost.workload import Plan, Way, Workload
 from fxamp.tools.bench.report import Report

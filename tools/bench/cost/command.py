@@ -12,7 +12,8 @@ from fxamp.tools.bench.cost import table
 from fxamp.tools.bench.cost.all_models import plan_of_every
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.process import counts
-from fxamp.tools.bench.cost.row import Rates, Row, extrapolated, row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import Row, extrapolated, row
 from fxamp.tools.bench.cost.workload import DTYPES, OPTIMIZERS, Plan, Way, Workload
 from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
@@ -28,7 +29,7 @@ def parser(prog: str) -> Parser:
     from fxamp.tools.bench.models import MODELS
 
     result = Parser(prog, "Count what a training step moves on a GPU, from the kernels that Inductor generates for it.")
-    add = result.add_argument
+    add, usual = result.add_argument, Rates()
     add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
     add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
     add("--every", action="store_true", help="one table of all large models, in both dtypes, by each kind of policy")
@@ -69,14 +70,24 @@ def parser(prog: str) -> Parser:
         help="list the N largest tensors that each keeps for the backward",
     )
     add("--peak", type=natural, default=0, metavar="N", help="list the N largest buffers in use at each peak, and when")
-    add("--bandwidth", type=positive_number, default=3000.0, help="of the GPU's memory, GB/s (default 3000)")
+    add(
+        "--bandwidth",
+        type=positive_number,
+        default=usual.bandwidth / 1e9,
+        help="of the GPU's memory, GB/s (%(default)g)",
+    )
     add(
         "--tflops",
         type=positive_number,
-        default=600.0,
-        help="of products in 16 bits; float32 at a twelfth (default 600)",
+        default=usual.flops16 / 1e12,
+        help="of products in 16 bits; float32 at a twelfth (%(default)g)",
     )
-    add("--pcie", type=positive_number, default=50.0, help="bandwidth to host memory, GB/s each way (default 50)")
+    add(
+        "--pcie",
+        type=positive_number,
+        default=usual.host / 1e9,
+        help="bandwidth to host memory, GB/s each way (%(default)g)",
+    )
     add_styles(result)
     return result
 

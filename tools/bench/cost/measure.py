@@ -14,8 +14,8 @@ from fxamp.tools.bench.cost.by_hand import step_kernels
 from fxamp.tools.bench.cost.compiler import Counted, counting
 from fxamp.tools.bench.cost.count import Count
 from fxamp.tools.bench.cost.eager import EagerOps
-from fxamp.tools.bench.cost.gpu import compiling_for_gpu
 from fxamp.tools.bench.cost.program import as_unpadded_text, fake_workload
+from fxamp.tools.bench.cost.simulated_gpu import compiling_for_gpu
 from fxamp.tools.bench.cost.workload import Way, Workload
 from fxamp.tools.common.silence import quiet
 

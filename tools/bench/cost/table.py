@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fxamp.tools.bench.cost.count import Access, Count, Kernel
-from fxamp.tools.bench.cost.row import Rates, Row
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import Row
 from fxamp.tools.bench.report import drawn
 
 _GB, _MB = 1e9, 1e6

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from fxamp.policy.model.match import EXPERTS_CAPABILITY, LEAST_CAPABILITY, OF_EXPERTS, Match, machine
-from fxamp.tools.bench.cost.row import Rates
+from fxamp.tools.bench.cost.rates import Rates
 
 _UNITS = {unit: 1024**at for at, unit in enumerate(("b", "kib", "mib", "gib", "tib"))}
 _UNITS |= {unit: 1000**at for at, unit in enumerate(("b", "kb", "mb", "gb", "tb"))}

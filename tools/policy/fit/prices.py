@@ -11,7 +11,8 @@ from torch import nn
 from fxamp.errors import FxampError
 from fxamp.policy import Policy
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
-from fxamp.tools.bench.cost.row import Rates, Row, extrapolated
+from fxamp.tools.bench.cost.rates import Rates
+from fxamp.tools.bench.cost.row import Row, extrapolated
 from fxamp.tools.common.formatting import size
 from fxamp.tools.common.progress import bar
 from fxamp.tools.policy.fit.candidates import LOSS_ONLY, Candidate

@@ -12,15 +12,15 @@ import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.kernels.blockwise_8bit import BLOCK, SCALES
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.gradient_source import kernel_name, parameters, source_text
+from fxamp.kernels.gradient_triton import kernel_name, parameters, source_text
 from fxamp.kernels.launch import OPTIONS
 from fxamp.kernels.launch_plan import CHUNK, Access, Gradient, Requested, make_plan
-from fxamp.kernels.loss_scale_update_source import update_text
+from fxamp.kernels.loss_scale_update_triton import update_text
 from fxamp.optim import CompiledOptimizer
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_parameters, scalars_text
-from fxamp.optim.kernels.source import NAME, Aligned, step_parameters, step_text
+from fxamp.optim.kernels.step_triton import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.programs.kind_step import KindStep, kernel_inputs
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import compile_parts, pack_state

@@ -9,7 +9,7 @@ from fxamp.kernels.store import load_function
 
 # The factors are float64, as in torch's op; an argument of a Triton kernel would be float32.
 TEXT = '''\
-"""The update of the loss scale. Written by fxamp.kernels.loss_scale_update_source, not to be edited."""
+"""The update of the loss scale. Written by fxamp.kernels.loss_scale_update_triton, not to be edited."""
 
 import triton
 import triton.language as tl

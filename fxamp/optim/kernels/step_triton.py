@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.kernels.blockwise_8bit import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, stochastic_round
-from fxamp.kernels.gradient_source import CARRIER, WIDEN
+from fxamp.kernels.gradient_triton import CARRIER, WIDEN
 from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK
-from fxamp.optim.kernels.blockwise_8bit_lines import (
+from fxamp.optim.kernels.blockwise_8bit_triton import (
     decode_lines,
     encode_lines,
     key_lines,

@@ -46,7 +46,7 @@ NARROW = {
 HEAD = '''\
 """{title}.
 
-Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.gradient_source, not to be edited.
+Aligned to {alignment} bytes: {aligned}. Written by fxamp.kernels.gradient_triton, not to be edited.
 """
 
 import triton
