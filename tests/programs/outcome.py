@@ -162,6 +162,11 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
         taken |= elements
         real = flat(result)
         tensors.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
+    if setting.zeros:
+        idle = (
+            flat(result) for at, result in enumerate(results) if result.grad_fn is not None and not setting.uses(at)
+        )
+        tensors += [(real.to(torch.promote_types(real.dtype, torch.float32)) * 0).sum() for real in idle]
     if setting.schedule != "apart" and tensors:
         total = tensors[0]
         for term in tensors[1:]:

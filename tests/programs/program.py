@@ -147,9 +147,9 @@ class Setting:
     ``used``: bit i says whether result i is part of the loss. ``own``: policy "auto", and the program's own regions say
     what is cast. ``chunks``: who makes the gradients of losses in chunks of two rows; "" without a rule that cuts them.
     ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
-    ``watched``: with option "nonfinite".
-    ``parted``: the program breaks its graph, so that one backward
-    is made of those of several calls. ``traced``: Dynamo traces ``torch.autograd.grad``.
+    ``watched``: with option "nonfinite". ``parted``: the program breaks its graph, so that one backward is made of
+    those of several calls. ``traced``: Dynamo traces ``torch.autograd.grad``. ``zeros``: a result that is not used gets
+    zeros for its gradient, as AOTAutograd gives it, and not None.
     """
 
     lowering: str = "aot_eager"
@@ -164,6 +164,7 @@ class Setting:
     watched: bool = False
     parted: bool = False
     traced: bool = False
+    zeros: bool = False
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""
