@@ -175,7 +175,7 @@ def _wrap(
         if crosses:
             narrow.leave(results, scale, scaled_outside)
         if len(covered) < len(flagged):
-            flags = _of_each(flags, covered, results) if known(flags) else None
+            flags = None if known(flags) is False else _of_each(flags, covered, results)
         owners = partial(owner_references, len(results), flagged)
         scaler.graphs.record(owners, flags, [results[at] for at in flagged], square, dense)
         explain_double_backward()
