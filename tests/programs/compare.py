@@ -66,6 +66,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
         broken = breaks()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
+        if differences and all(map(_is_value_of_a_gradient, differences)) and setting.used != ALL:
+            differences = _from_zeros(program, setting, plain) and differences
         if differences and broken:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
         if differences and _stale(program, setting, expected, plain, differences):
@@ -102,10 +104,18 @@ def _without_idle_of_torch(
     if _raised(same):
         same = _differences(lambda: run_compiled_by_torch(program, setting), expected, expected, setting)
     if _raised(same):
-        zeroed = oracle(run_eager, program, replace(setting, zeros=True))
-        return _differences(lambda: run_compiled(program, setting), zeroed, plain, setting)
+        return _from_zeros(program, setting, plain)
     excused = {*same, *(one.replace(_NAN, _ZEROS) for one in same)}
     return [one for one in differences if not (_is_idle(one) and one in excused)]
+
+
+def _from_zeros(program: Program, setting: Setting, plain: Outcome) -> list[str]:
+    """What differs where eager autocast too gets zeros as the gradients of unused results, as AOTAutograd does.
+
+    A Function whose backward is not linear makes other gradients of zeros than of none.
+    """
+    zeroed = oracle(run_eager, program, replace(setting, zeros=True))
+    return _differences(lambda: run_compiled(program, setting), zeroed, plain, setting)
 
 
 def breaks() -> list[str]:
@@ -189,9 +199,9 @@ def _reordered(program: Program, setting: Setting, expected: Outcome, difference
 
     Sums are rounded, so the order shows; a graph may add three terms in another than autograd does.
     """
-    names = {f"the gradient of {name}": name for name in expected.gradients}
-    if not all(_BY in one and _what(one) in names for one in differences):
+    if not all(map(_is_value_of_a_gradient, differences)):
         return False
+    names = {f"the gradient of {name}": name for name in expected.gradients}
     ours = run_compiled(program, setting).gradients
     left = {names[_what(one)] for one in differences}
     for seed in range(_ORDERS):
@@ -214,6 +224,10 @@ def _parted(expected: Outcome, plain: Outcome) -> bool:
     dtypes = {f"result {i}": torch.promote_types(p.dtype, w.dtype) for i, (p, w) in enumerate(pairs)}
     both = [(dtypes[a], dtypes[b]) for a, b in expected.shared - plain.shared if a in dtypes and b in dtypes]
     return any(a != b for a, b in both)
+
+
+def _is_value_of_a_gradient(difference: str) -> bool:
+    return difference.startswith("the gradient of ") and _BY in difference
 
 
 def _is_result(difference: str) -> bool:
@@ -254,13 +268,15 @@ def _torch_differences(program: Program, setting: Setting, expected: Outcome) ->
 def _changed_by_torch(program: Program, setting: Setting, differences: list[str], expected: Outcome) -> list[str]:
     """What torch.compile changes in float32, or under autocast if it changes the same there, and no less.
 
-    That torch.compile raises excuses no other fault than an error. Where it returns the same wrong results, gradients
-    differ as they may.
+    That torch.compile raises excuses no other fault than an error, of whatever text. Where it returns the same wrong
+    results, gradients differ as they may.
     """
     changed = _changed_in_float32(program, setting)
     if changed and _raised(changed) == _raised(differences):
         return changed
     same = _torch_differences(program, setting, expected)
+    if _raised(same) and _raised(differences):
+        return same
     results = [one for one in differences if one.startswith("result ")]
     if results and _raised(same):  # torch.compile's wrong results can make its backward raise
         setting = replace(setting, schedule="forward")

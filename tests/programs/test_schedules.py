@@ -61,6 +61,20 @@ def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatc
     assert "the gradient of w2 is there, with autocast it is None" in messages
 
 
+def test_gradients_of_zeros_are_no_fault() -> None:
+    """A hook that adds to the gradient of an unused result: autograd calls it never, AOTAutograd with zeros."""
+    hooked = replace(
+        NORMED,
+        statements=(
+            *NORMED.statements,
+            Line("hook", Text("h3 = h0 * 1\n        h3.register_hook(lambda g: g + 1)")),
+        ),
+        results=("h2", "h3"),
+    )
+    assert differences(hooked, Setting(used=0b01)) == []
+    assert differences(hooked, Setting(used=0b01, zeros=True)) == []
+
+
 def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -> Result:
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.name in step.inputs:
