@@ -1,13 +1,18 @@
-"""Tables of the Triton expressions for the ops of an optimizer's step.
+"""The Triton expressions for the ops of an optimizer's step.
 
 Values are float32, float64, int32, int64 or bool. 16-bit floats are computed in float32, and rounded where the graph
 rounds them. Division and square root are IEEE-exact, not CUDA's faster float32 versions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fxamp.optim.kernels.scalar_nodes import is_flat
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -23,6 +28,10 @@ CARRIED = {
     torch.bool: "int1",
 }
 """Triton's name of the type in which a value of each dtype is computed."""
+
+
+class NotGeneratedError(Exception):
+    """No kernel can be generated for something in the graph; the message says what. Never reaches the user."""
 
 
 def power(base: str, exponent: str) -> str:
@@ -131,3 +140,127 @@ SAME = frozenset(
     }
 )
 """Ops that return their input, possibly in another dtype."""
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """Writes what nodes compute; ``name`` returns the kernel's name of a node's value."""
+
+    name: Callable[[object], str]
+
+    def of(self, node: Node) -> str:
+        """Return the expression of the node's value.
+
+        Raises:
+            NotGeneratedError: no table has the op, or a dtype.
+        """
+        target, args, kwargs = node.target, list(node.args), node.kwargs
+        dtype = value_dtype(node)
+        kind = CARRIED[dtype]
+        if target in SAME:
+            return self.operand(args[0], dtype)
+        if target is aten.copy.default:
+            return self.operand(args[1], dtype)
+        if target in (aten.full.default, aten.scalar_tensor.default):
+            return f"tl.full((), {_literal(args[-1] if target is not aten.full.default else args[1])}, tl.{kind})"
+        if target is aten.where.self:
+            return f"tl.where({self.name(args[0])}, {self.operand(args[1], dtype)}, {self.operand(args[2], dtype)})"
+        if target in COMPARISONS:
+            return self._comparison(node)
+        if target in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar):
+            return self._sum(node, dtype)
+        if target in (aten.addcmul.default, aten.addcdiv.default):
+            a, b, c = (self.operand(value, dtype) for value in args[:3])
+            factor = kwargs.get("value", 1)
+            first = b if factor == 1 else f"({self.operand(factor, dtype)} * {b})"
+            return f"({a} + {f'{first} * {c}' if target is aten.addcmul.default else divide(first, c, kind)})"
+        if target in (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar):
+            return self._power(node, dtype)
+        if target is aten.clamp.default:
+            return self._clamp(node, dtype)
+        if target in ARITHMETIC and not kwargs:
+            return ARITHMETIC[target](*(self.operand(value, dtype) for value in args), kind=kind)
+        raise NotGeneratedError(f"its step calls {target}")
+
+    def _sum(self, node: Node, dtype: torch.dtype) -> str:
+        a, b = (self.operand(value, dtype) for value in node.args[:2])
+        alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
+        if node.target is aten.rsub.Scalar:
+            a, b = b, a
+        if alpha != 1:
+            b = f"{self.operand(alpha, dtype)} * {b}"
+        return f"({a} {'+' if node.target in (aten.add.Tensor, aten.add.Scalar) else '-'} {b})"
+
+    def _comparison(self, node: Node) -> str:
+        a, b = node.args[:2]
+        values: list[Any] = [operand.meta["val"] if isinstance(operand, Node) else operand for operand in (a, b)]
+        common = torch.result_type(*values)
+        return f"({self.operand(a, common)} {COMPARISONS[node.target]} {self.operand(b, common)})"
+
+    def _power(self, node: Node, dtype: torch.dtype) -> str:
+        base, exponent = node.args[:2]
+        small = {1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
+        if isinstance(exponent, (int, float)) and exponent in small:
+            return small[int(exponent)].format(self.operand(base, dtype))
+        if exponent == 0.5:
+            return root(self.operand(base, dtype), CARRIED[dtype])
+        if is_flat(node):
+            raise NotGeneratedError(f"its step raises each element to the power {exponent}")
+        wide = torch.float64
+        return f"({power(self.operand(base, wide), self.operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
+
+    def _clamp(self, node: Node, dtype: torch.dtype) -> str:
+        value = self.operand(node.args[0], dtype)
+        low, high = (*node.args[1:], None, None)[:2]
+        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        for bound, op in ((low, aten.clamp_min.default), (high, aten.clamp_max.default)):
+            if bound is not None:
+                value = ARITHMETIC[op](value, self.operand(bound, dtype), kind=CARRIED[dtype])
+        return value
+
+    def operand(self, value: object, dtype: torch.dtype) -> str:
+        """Return a value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
+        if not isinstance(value, Node):
+            return _literal(value)
+        own = value_dtype(value)
+        if own is torch.bool and not dtype.is_floating_point:
+            return self.name(value)
+        return self.name(value) if CARRIED[own] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
+
+    def rounding(self, node: Node) -> list[str]:
+        """Return the lines that round the node's value to its dtype; none if it needs none."""
+        dtype = value_dtype(node)
+        sources = [source for source in node.all_input_nodes if isinstance(source.meta["val"], Tensor)]
+        if node.target in SAME and value_dtype(sources[0]) is dtype:
+            return []
+        return rounded(self.name(node), dtype) if node.target is not aten.where.self else []
+
+
+def value_dtype(node: Node) -> torch.dtype:
+    """Return the dtype of the node's value; raise NotGeneratedError if kernels have no type for it."""
+    value = node.meta["val"]
+    assert isinstance(value, Tensor)
+    if value.dtype not in CARRIED:
+        raise NotGeneratedError(f"{node.name} is {value.dtype}")
+    return value.dtype
+
+
+def rounded(name: str, dtype: torch.dtype) -> list[str]:
+    """Lines that round a float32 of this name to a 16-bit dtype, in place; none for other dtypes."""
+    if dtype is torch.float16:
+        return [f"{name} = {name}.to(tl.float16).to(tl.float32)"]
+    if dtype is not torch.bfloat16:
+        return []
+    return [
+        f"{name}_bits = {name}.to(tl.uint32, bitcast=True)",
+        f"{name}_near = ({name}_bits + 0x7FFF + (({name}_bits >> 16) & 1)) >> 16 << 16  # to nearest, ties to even",
+        f"{name} = tl.where({name} != {name}, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
+    ]
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise NotGeneratedError(f"an op reads {value!r}")
+    if value in (float("inf"), float("-inf")) or value != value:
+        return f'float("{value}")'
+    return repr(value)

@@ -8,10 +8,8 @@ the counters; every program computes the other ones. A skipped step handles no e
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.kernels.blockwise_8bit import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, stochastic_round
@@ -24,7 +22,7 @@ from fxamp.optim.kernels.blockwise_8bit_triton import (
     scales_lines,
     stochastic_round_lines,
 )
-from fxamp.optim.kernels.expressions import ARITHMETIC, CARRIED, COMPARISONS, SAME, divide, power, root
+from fxamp.optim.kernels.expressions import CARRIED, Expressions, NotGeneratedError, rounded, value_dtype
 from fxamp.optim.kernels.scalar_nodes import is_flat, is_numbers, prepared_nodes, skipping
 
 aten = torch.ops.aten
@@ -72,10 +70,6 @@ class Aligned(enum.Enum):
     ALL = "yes"
     BUT_GRADIENT = "all but the gradient"
     NONE = "no"
-
-
-class NotGeneratedError(Exception):
-    """No kernel can be generated for something in the graph; the message says what. Never reaches the user."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +143,6 @@ def _scalars(gm: GraphModule, writer: "Writer") -> list[str]:
     return [*lines, f"own = scalars + {len(prepared)} * which", *map(writer.prepared, prepared, range(len(prepared)))]
 
 
-def _dtype(node: Node) -> torch.dtype:
-    value = node.meta["val"]
-    assert isinstance(value, Tensor)
-    if value.dtype not in CARRIED:
-        raise NotGeneratedError(f"{node.name} is {value.dtype}")
-    return value.dtype
-
-
 class Writer:
     """Writes the lines of each node, and stores the names of the inputs."""
 
@@ -164,6 +150,7 @@ class Writer:
         self._inputs, self._aligned, self._block = inputs, aligned, block
         self.skip, self.shared = skip, tuple(inputs.shared)
         self._cell = {node: at for at, node in enumerate(inputs.cells)}
+        self._expressions = Expressions(self.name)
 
     def address(self, node: Node) -> str:
         """Return the line that computes the pointer to a program's part of an input; the hint must follow the cast."""
@@ -200,7 +187,7 @@ class Writer:
         if node.target is aten.select.int:
             source, _, at = node.args
             return [f"{self.name(node)} = tl.load({self.name(source)}_at + {at})"]
-        return [f"{self.name(node)} = {self._expression(node)}", *self._rounding(node)]
+        return [f"{self.name(node)} = {self._expressions.of(node)}", *self._expressions.rounding(node)]
 
     def _is_skipped(self, node: Node) -> bool:
         """Whether the node only selects an input's old or new value, by the flag that skips the step."""
@@ -258,11 +245,11 @@ class Writer:
             value = value.args[2]
         if target not in self._inputs.cells:
             raise NotGeneratedError(f"the step writes to {target.name}")
-        name, dtype = self.name(target), _dtype(target)
+        name, dtype = self.name(target), value_dtype(target)
         place, own = self._place(target, mask) if is_flat(target) else (f"{name}_at", "")
-        lines = [f"{name}_new = {self._operand(value, dtype)}"]
-        if isinstance(value, Node) and _dtype(value) is not dtype:
-            lines += _rounded(f"{name}_new", dtype)
+        lines = [f"{name}_new = {self._expressions.operand(value, dtype)}"]
+        if isinstance(value, Node) and value_dtype(value) is not dtype:
+            lines += rounded(f"{name}_new", dtype)
         narrow = {
             torch.bfloat16: f"({name}_new.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)",
             torch.float16: f"{name}_new.to(tl.float16)",
@@ -272,130 +259,28 @@ class Writer:
         }
         return [*lines, f"tl.store({place}, {narrow.get(dtype, f'{name}_new')}{own})"]
 
-    def _expression(self, node: Node) -> str:
-        target, args, kwargs = node.target, list(node.args), node.kwargs
-        dtype = _dtype(node)
-        kind = CARRIED[dtype]
-        if target in SAME:
-            return self._operand(args[0], dtype)
-        if target is aten.copy.default:
-            return self._operand(args[1], dtype)
-        if target in (aten.full.default, aten.scalar_tensor.default):
-            return f"tl.full((), {_literal(args[-1] if target is not aten.full.default else args[1])}, tl.{kind})"
-        if target is aten.where.self:
-            return f"tl.where({self.name(args[0])}, {self._operand(args[1], dtype)}, {self._operand(args[2], dtype)})"
-        if target in COMPARISONS:
-            return self._comparison(node)
-        if target in (aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar):
-            return self._sum(node, dtype)
-        if target in (aten.addcmul.default, aten.addcdiv.default):
-            a, b, c = (self._operand(value, dtype) for value in args[:3])
-            factor = kwargs.get("value", 1)
-            first = b if factor == 1 else f"({self._operand(factor, dtype)} * {b})"
-            return f"({a} + {f'{first} * {c}' if target is aten.addcmul.default else divide(first, c, kind)})"
-        if target in (aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar):
-            return self._power(node, dtype)
-        if target is aten.clamp.default:
-            return self._clamp(node, dtype)
-        if target in ARITHMETIC and not kwargs:
-            return ARITHMETIC[target](*(self._operand(value, dtype) for value in args), kind=kind)
-        raise NotGeneratedError(f"its step calls {target}")
-
-    def _sum(self, node: Node, dtype: torch.dtype) -> str:
-        a, b = (self._operand(value, dtype) for value in node.args[:2])
-        alpha = node.args[2] if len(node.args) > 2 else node.kwargs.get("alpha", 1)
-        if node.target is aten.rsub.Scalar:
-            a, b = b, a
-        if alpha != 1:
-            b = f"{self._operand(alpha, dtype)} * {b}"
-        return f"({a} {'+' if node.target in (aten.add.Tensor, aten.add.Scalar) else '-'} {b})"
-
-    def _comparison(self, node: Node) -> str:
-        a, b = node.args[:2]
-        values: list[Any] = [operand.meta["val"] if isinstance(operand, Node) else operand for operand in (a, b)]
-        common = torch.result_type(*values)
-        return f"({self._operand(a, common)} {COMPARISONS[node.target]} {self._operand(b, common)})"
-
-    def _power(self, node: Node, dtype: torch.dtype) -> str:
-        base, exponent = node.args[:2]
-        small = {1: "{0}", 2: "({0} * {0})", 3: "({0} * {0} * {0})"}
-        if isinstance(exponent, (int, float)) and exponent in small:
-            return small[int(exponent)].format(self._operand(base, dtype))
-        if exponent == 0.5:
-            return root(self._operand(base, dtype), CARRIED[dtype])
-        if is_flat(node):
-            raise NotGeneratedError(f"its step raises each element to the power {exponent}")
-        wide = torch.float64
-        return f"({power(self._operand(base, wide), self._operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
-
-    def _clamp(self, node: Node, dtype: torch.dtype) -> str:
-        value = self._operand(node.args[0], dtype)
-        low, high = (*node.args[1:], None, None)[:2]
-        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
-        for bound, op in ((low, aten.clamp_min.default), (high, aten.clamp_max.default)):
-            if bound is not None:
-                value = ARITHMETIC[op](value, self._operand(bound, dtype), kind=CARRIED[dtype])
-        return value
-
-    def _operand(self, value: object, dtype: torch.dtype) -> str:
-        """Return a value in the type that ``dtype`` is computed in; values of 16-bit dtypes are exact in float32."""
-        if not isinstance(value, Node):
-            return _literal(value)
-        own = _dtype(value)
-        if own is torch.bool and not dtype.is_floating_point:
-            return self.name(value)
-        return self.name(value) if CARRIED[own] == CARRIED[dtype] else f"{self.name(value)}.to(tl.{CARRIED[dtype]})"
-
-    def _rounding(self, node: Node) -> list[str]:
-        dtype = _dtype(node)
-        sources = [source for source in node.all_input_nodes if isinstance(source.meta["val"], Tensor)]
-        if node.target in SAME and _dtype(sources[0]) is dtype:
-            return []
-        return _rounded(self.name(node), dtype) if node.target is not aten.where.self else []
-
 
 def _stored(node: Node) -> str:
     """Triton's type of a 0-dim value in a cell of 8 bytes."""
-    kind = CARRIED[_dtype(node)]
+    kind = CARRIED[value_dtype(node)]
     return "int8" if kind == "int1" else kind
 
 
 def _is_scales(node: Node) -> bool:
     """Whether the input has one element for each block of 256."""
-    return is_flat(node) and _dtype(node) is SCALES
+    return is_flat(node) and value_dtype(node) is SCALES
 
 
 def _carrier(node: Node) -> str:
-    dtype = _dtype(node)
+    dtype = value_dtype(node)
     return CARRIER.get(dtype) or {torch.bool: "int8", torch.uint8: "uint8", SCALES: "int16"}.get(dtype, CARRIED[dtype])
 
 
 def _widened(node: Node, loaded: str) -> str:
-    dtype = _dtype(node)
+    dtype = value_dtype(node)
     if dtype in (torch.uint8, SCALES):
         return f"{loaded}.to(tl.int32)"
     return f"({loaded} != 0)" if dtype is torch.bool else WIDEN.get(dtype, "{loaded}").format(loaded=loaded)
-
-
-def _rounded(name: str, dtype: torch.dtype) -> list[str]:
-    """Lines that round a float32 of this name to a 16-bit dtype, in place; none for other dtypes."""
-    if dtype is torch.float16:
-        return [f"{name} = {name}.to(tl.float16).to(tl.float32)"]
-    if dtype is not torch.bfloat16:
-        return []
-    return [
-        f"{name}_bits = {name}.to(tl.uint32, bitcast=True)",
-        f"{name}_near = ({name}_bits + 0x7FFF + (({name}_bits >> 16) & 1)) >> 16 << 16  # to nearest, ties to even",
-        f"{name} = tl.where({name} != {name}, 0x7FC00000, {name}_near).to(tl.float32, bitcast=True)",
-    ]
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise NotGeneratedError(f"an op reads {value!r}")
-    if value in (float("inf"), float("-inf")) or value != value:
-        return f'float("{value}")'
-    return repr(value)
 
 
 def indented(lines: list[str], spaces: int) -> list[str]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fxamp.policy import Policy
+from fxamp.tools.policy.fit.candidate_costs import Limits, Price
 from fxamp.tools.policy.fit.candidates import STATE, Candidate
 from fxamp.tools.policy.fit.choice import PREFERENCES, PricedPolicies
-from fxamp.tools.policy.fit.prices import Limits, Price
 
 #: No limit.
 ANY = Limits()

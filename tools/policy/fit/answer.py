@@ -13,10 +13,10 @@ from fxamp.policy import Policy
 from fxamp.tools.common.formatting import size
 from fxamp.tools.common.output import put, write_text
 from fxamp.tools.common.progress import say
+from fxamp.tools.policy.fit.candidate_costs import Price
 from fxamp.tools.policy.fit.candidates import Candidate
 from fxamp.tools.policy.fit.chart import frontier_chart
 from fxamp.tools.policy.fit.choice import PricedPolicies
-from fxamp.tools.policy.fit.prices import Price
 from fxamp.tools.policy.patch import reach, rules_text
 
 _TITLES = ("policy", "memory", "peak", "kept", "est. ms", "time", "error", "")

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from fxamp.tools.common.formatting import size
+from fxamp.tools.policy.fit.candidate_costs import Limits, Price
 from fxamp.tools.policy.fit.candidates import Candidate
-from fxamp.tools.policy.fit.prices import Limits, Price
 
 #: What is least among the policies within the limits, by the value of ``--prefer``.
 PREFERENCES: Mapping[str, Callable[[Price], float]] = {

@@ -18,13 +18,13 @@ from fxamp.tools.inputs.kinds import bound_names, program_syntax
 from fxamp.tools.inputs.model_file import program
 from fxamp.tools.policy.fit.answer import Answer, write_answer
 from fxamp.tools.policy.fit.batch import largest
+from fxamp.tools.policy.fit.candidate_costs import Limits, Pricing
 from fxamp.tools.policy.fit.candidates import Candidate, Family
 from fxamp.tools.policy.fit.choice import PREFERENCES, PricedPolicies
 from fxamp.tools.policy.fit.counts import Counting, batch_of
 from fxamp.tools.policy.fit.depth import DEPTHS, depth_of
 from fxamp.tools.policy.fit.errors import Measuring
 from fxamp.tools.policy.fit.gpus import GPUS, amount
-from fxamp.tools.policy.fit.prices import Limits, Pricing
 from fxamp.tools.policy.patch import load_model
 
 PROG = "fxamp-policy fit"
