@@ -12,10 +12,9 @@
 import inspect
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
 from fxamp.scaler.torch_contract.settings import SkipSettings
 
 
-@dataclass(frozen=True)
-class StepCall:
+class StepCall(NamedTuple):
     """A call of ``GradScaler.step``: the optimizer, its gradients, its record, its arguments."""
 
     optimizer: torch.optim.Optimizer
@@ -38,8 +36,7 @@ class StepCall:
     kwargs: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """How one step runs.
 
     Attributes:
