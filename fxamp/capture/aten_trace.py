@@ -24,6 +24,7 @@ from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
 from fxamp.capture.module_fakes import ModuleFakes
+from fxamp.capture.nested_regions import inline_regions
 from fxamp.capture.objects import is_object
 from fxamp.capture.reads import Reads
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
@@ -42,7 +43,7 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
     Bodies of higher-order ops are not traced. Returns a new module; ``gm`` is not changed.
     """
     trace = make_fx(
-        lambda *args: _AtenTrace(gm, mode).run(*args, enable_io_processing=False),
+        lambda *args: _AtenTrace(inline_regions(gm), mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
         allow_non_fake_inputs=True,

@@ -35,6 +35,19 @@ class Tied(nn.Module):
 """
 
 
+#: Calls of several such modules share one body, which Dynamo captures once.
+_NESTED = """\
+class Nested(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x):
+        return F.linear(x, self.weight).tanh(), x * 0.5
+"""
+
+
 @statement(weight=2)
 def submodule(d: Draft) -> None:
     """Called once or twice, perhaps in a checkpoint or by keyword."""
@@ -42,6 +55,19 @@ def submodule(d: Draft) -> None:
     module, code, size = _module(d, d.shape(x)[-1])
     for _ in range(d.pick((1, 1, 2)) if size == d.shape(x)[-1] else 1):
         x = _call(d, module, code, x)
+
+
+@statement()
+def nested_regions(d: Draft) -> None:
+    """Calls in a ``torch.compiler.nested_compile_region``, each of which takes the result of the one before."""
+    if d.place.body or d.place.inference or d.setting.races:
+        raise Unfit
+    d.define("Nested", _NESTED)
+    x = d.value(lambda v: v.dim() >= 1 and v.numel() > 0)
+    for _ in range(d.pick((2, 2, 3))):
+        weight = d.parameter(d.shape(x)[-1], d.shape(x)[-1])
+        call, own = f"{d.module(f'Nested({weight})')}({x})", f"F.linear({d.lowered(x)}, {d.lowered(weight)})"
+        x, _ = d.let_several(call, 2, oracle=f"({own}.tanh(), {x} * 0.5)")
 
 
 def _call(d: Draft, module: str, code: str, x: str) -> str:

@@ -1,0 +1,100 @@
+"""Inline the regions that ``torch.compiler.nested_compile_region`` marks: calls that share one body.
+
+torch compiles such a body once. A policy may cast each call differently: rules name the module that the call is in, and
+casts depend on the dtypes of its operands. So the graph gets the ops of the body in place of each call. Without these
+calls lowering "eager" can also run the backward, which torch's backend "eager" cannot.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule, Node, map_arg
+
+from fxamp.graph import attribute
+
+_CALL = torch.ops.higher_order.invoke_subgraph
+_STACK = "nn_module_stack"
+
+Stack = Mapping[Any, tuple[str, Any]]
+"""The modules that a call is in, outermost first: each with its path and its class."""
+
+
+def inline_regions(gm: GraphModule) -> GraphModule:
+    """Return Dynamo's graph without calls of regions: ``gm`` itself if it has none, else a copy."""
+    if not gm.graph.find_nodes(op="call_function", target=_CALL):
+        return gm
+    inlined = _Inlined()
+    inlined.add(gm, None, {}, {})
+    copy = GraphModule(inlined.attributes, inlined.graph, type(gm).__name__)
+    copy.meta.update(gm.meta)
+    return copy
+
+
+class _Inlined:
+    """A graph in the making, and the ``attributes`` that it reads, by their names."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.attributes: dict[str, object] = {}
+
+    def add(self, gm: GraphModule, operands: Sequence[Any] | None, first: Stack, call: Stack) -> Any:
+        """Add the nodes of ``gm``, a body that is called with ``operands``, or the whole graph; return its results.
+
+        ``call`` is the module stack of the call, ``first`` that of the call in which Dynamo traced the body.
+        """
+        inputs = gm.graph.find_nodes(op="placeholder")
+        values: dict[Node, Any] = {} if operands is None else dict(zip(inputs, operands, strict=True))
+        firsts: dict[str, Stack] = {}
+        for node in gm.graph.nodes:
+            stack = _moved(node.meta.get(_STACK) or {}, first, call)
+            if node in values or (node.op == "get_attr" and _is_body(node)):
+                continue
+            if node.op == "output" and operands is not None:
+                return map_arg(node.args[0], values.__getitem__)
+            if node.target is _CALL:
+                name, inner = str(node.args[0].target), map_arg(node.args[2:], values.__getitem__)
+                traced = firsts.setdefault(name, node.meta.get(_STACK) or {})
+                values[node] = self.add(cast(GraphModule, attribute(gm, name)), inner, traced, stack)
+            elif node.target is operator.getitem and isinstance(values[node.args[0]], (tuple, list)):
+                values[node] = values[node.args[0]][node.args[1]]
+            else:
+                values[node] = self._copy(gm, node, values, stack)
+        return None
+
+    def _copy(self, gm: GraphModule, node: Node, values: Mapping[Node, Any], stack: Stack) -> Node:
+        copy = self.graph.node_copy(node, values.__getitem__)
+        if node.op in ("get_attr", "call_module"):
+            copy.target = self._held(str(node.target), attribute(gm, str(node.target)))
+        if stack:
+            copy.meta[_STACK] = stack
+        return copy
+
+    def _held(self, name: str, value: object) -> str:
+        """Return the name of an attribute: ``name``, with a number if another attribute has it."""
+        free, number = name, 0
+        while self.attributes.setdefault(free, value) is not value:
+            number += 1
+            free = f"{name}_{number}"
+        return free
+
+
+def _is_body(node: Node) -> bool:
+    return all(user.target is _CALL and user.args[0] is node for user in node.users)
+
+
+def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:
+    """Return the module stack of a node in a body as it is in another call: ``first`` and ``call`` are the calls' own.
+
+    A region that is no method of a module keeps the paths of the first call's modules.
+    """
+    if not first or not call:
+        return stack
+    (before, _), (now, _) = list(first.values())[-1], list(call.values())[-1]
+    inner = {key: entry for key, entry in stack.items() if key not in first}
+    moved = {
+        key if before == now else f"{key}@{now}": (now + path[len(before) :] if path.startswith(before) else path, kind)
+        for key, (path, kind) in inner.items()
+    }
+    return {**call, **moved}
