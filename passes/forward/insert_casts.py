@@ -26,6 +26,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
+from fxamp.capture import VERBATIM
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
 from fxamp.graph import (
@@ -117,6 +118,8 @@ class _Rewriter:
             return self._follow(node)
         if node.target is torch.autograd.grad:
             return self._gradient(node)
+        if node.target is torch.ops.higher_order.flex_attention:
+            return self._attention(node)
         if not isinstance(node.target, OpOverload):
             return self._opaque(node)
         if node.target.overloadpacket is torch.ops.aten.set_:
@@ -158,6 +161,19 @@ class _Rewriter:
             why = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
             with node.graph.inserting_after(node):
                 self._writer.call(torch.ops.aten.copy_.default, source, cast, why=why)
+
+    def _attention(self, node: Node) -> None:
+        """Let flex_attention compute in the dtype of query, key and value; its bodies keep what else they read."""
+        operands = node.args[:3]
+        dtypes = set(_dtypes([operand.meta["val"] for operand in operands if isinstance(operand, Node)]))
+        if len(dtypes) > 1:
+            return self._opaque(node)
+        others = {source: dtype for source, dtype in cast_back(node, self._captured).items() if source not in operands}
+        self._cast_uses(node, others, "its bodies are as captured")
+        node.meta[VERBATIM] = "in the dtype of query, key and value; its bodies as captured"
+        result, *sums = node.meta["val"]
+        node.meta["val"] = (result.to(dtypes.pop()), *sums)
+        return None
 
     def _op(self, node: Node) -> None:
         choice = decision(node)
