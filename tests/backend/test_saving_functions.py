@@ -128,8 +128,7 @@ def test_results_that_share_memory() -> None:
     assert_like_autocast(of_a_product(ReturnsAliases), leaf(4, 4), leaf(4, 4), lowering="eager")
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("name", ["SavesResult", "SavesTwoResults", "Decorated", "in a checkpoint", "SetUp"])
+@each_once("name, lowering", ["SavesResult", "SavesTwoResults", "Decorated", "in a checkpoint", "SetUp"], LOWERINGS)
 def test_with_a_scaler(name: str, lowering: str) -> None:
     def program(a: Tensor, b: Tensor) -> Any:
         return PROGRAMS[name](a * 0.3, b * 0.3)
@@ -160,8 +159,7 @@ def test_functions_of_torchs_database(op: Any) -> None:
 TWICE = ("SavesResult", "Asks", "CallsAnother", "SetUp", "twice in a row")
 
 
-@pytest.mark.parametrize("around", [False, True])
-@pytest.mark.parametrize("name", [*TWICE, "in a checkpoint"])
+@each_once("name, around", [*TWICE, "in a checkpoint"], [False, True])
 def test_a_second_backward_under_eager(name: str, around: bool) -> None:
     def penalized(program: Program, autocast: bool) -> list[Tensor | None]:
         a, b = leaf(4, 4), leaf(4, 4)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import assert_like_autocast, leaf
 from torch import Tensor
 
@@ -43,8 +44,7 @@ BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-@pytest.mark.parametrize("name", BRANCHES)
+@each_once("name, lowering", BRANCHES, ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_a_branch_with_constants(name: str, lowering: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return torch.cond(x.sum() < 1e9, BRANCHES[name], torch.sin, (x,)) @ w

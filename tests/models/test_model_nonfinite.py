@@ -1,6 +1,7 @@
 """Option "nonfinite" over the models: it changes no number, raises no alarm, and names the op of each planted fault."""
 
 import copy
+from itertools import product
 from math import isfinite
 
 import pytest
@@ -18,7 +19,8 @@ import fxamp
 #: scores and a mask looks like the mask's own, so that the softmax that reads it is named.
 NAMED = 0.98
 
-CASES = exhaustive(MODELS, ("bert", "resnet"))
+#: Each model with each lowering.
+CASES = exhaustive(product(MODELS, ("eager", "aot_eager")), always=[("bert", "eager"), ("resnet", "aot_eager")])
 
 
 def trained(model: nn.Module, batch: Batch, lowering: str, **options: str) -> object:
@@ -53,10 +55,10 @@ def _alarm_is_right(model: nn.Module, batch: Batch, lowering: str, policy: str) 
     return finite
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-def test_each_planted_fault_is_named(name: str, lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_each_planted_fault_is_named(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the forward that "eager" runs, and the backward of "aot_eager", with its line, as eager mode finds it."""
+    name, lowering = case
     model, batch = build(MODELS[name])
     plain = trained(model, batch, lowering)
     with watched_graphs(monkeypatch, forward=lowering == "eager") as graphs:

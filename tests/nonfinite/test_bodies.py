@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -145,8 +146,7 @@ def grown_in_a_checkpoint(h: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("program", [grown, grown_in_a_checkpoint])
-@pytest.mark.parametrize("lowering", ALL_LOWERINGS)
+@each_once("lowering, program", ALL_LOWERINGS, [grown, grown_in_a_checkpoint])
 def test_an_op_inside_of_a_function_is_named(lowering: str, program: Callable[[Tensor], Tensor]) -> None:
     assert trained(program, lowering, 1.0) == []
     (found,) = trained(program, lowering, 20.0)
@@ -195,8 +195,7 @@ def rectified(h: Tensor) -> Tensor:
     return result.sum()
 
 
-@pytest.mark.parametrize("program", [grown, negated, rectified])
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@each_once("lowering, program", LOWERINGS, [grown, negated, rectified])
 def test_a_function_that_is_watched_has_the_same_gradients(lowering: str, program: Callable[[Tensor], Tensor]) -> None:
     gradients = []
     for watched in ({}, {"nonfinite": "raise"}):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 
 from fxamp.backend import fxamp as fxamp_backend
 
@@ -49,7 +50,7 @@ def environment_of(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-@pytest.mark.parametrize("form, name", [("editable", "fxamp"), ("editable", "clone"), ("sdist", "fxamp")])
+@each_once("form, name", ["editable", "sdist"], ["fxamp", "clone"])
 def test_a_program_beside_the_clone_imports_the_package(form: str, name: str, tmp_path: Path) -> None:
     """As after `git clone URL && pip install -e ./fxamp`; and what is called `tools` stays the program's."""
     clone, interpreter = tmp_path / name, environment_of(tmp_path / "environment")

@@ -90,7 +90,7 @@ REWRITES = [(device, dtype, True) for device in DEVICES for dtype in DTYPES]
 REWRITES += [(device, "float16", False) for device in ("cuda", "cpu")]
 
 
-@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[(device, "float16", True) for device in DEVICES]))
+@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[(device, "float16", True) for device in ("cuda", "cpu")]))
 def test_rewrite_agrees(run: tuple[str, str, bool]) -> None:
     device, dtype, brief = run
     policy = Policy.load(f"{device}-{dtype}").resolve(device)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.checks.exhaustive import each_once
 from support.programs.small_models import mixture
 from torch import nn
 
@@ -37,8 +38,7 @@ def test_a_combination_decides_what_each_of_its_variants_does() -> None:
     ]
 
 
-@pytest.mark.parametrize("loss_only", [False, True])
-@pytest.mark.parametrize("base", ["cuda-bfloat16", "cuda-bfloat16-moe"])
+@each_once("base, loss_only", ["cuda-bfloat16", "cuda-bfloat16-moe"], [True, False])
 def test_every_answer_is_a_file_that_equals_what_was_priced(base: str, loss_only: bool, tmp_path: Path) -> None:
     names = []
     for candidate in family(base).candidates(mixture(8192, 2), loss_only):
