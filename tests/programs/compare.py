@@ -64,7 +64,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused("no region of the program says anything")
         plain = expected if setting.ambient or setting.own else oracle(run_plain, program, setting)
         differences = _differences(lambda: run_compiled(program, setting), expected, plain, setting)
-        broken = breaks()
+        broken, uncompiled = breaks(), frames_not_compiled()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
         if differences and all(map(_is_value_of_a_gradient, differences)) and setting.used != ALL:
@@ -88,7 +88,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             oracle(run_eager, program, replace(setting, used=ALL))
         if differences and _reordered(program, setting, expected, differences):
             raise Refused("autograd's gradients, their terms added in another order")
-    return differences
+    return differences + uncompiled if differences else []
 
 
 def _is_idle(difference: str) -> bool:
@@ -136,6 +136,14 @@ def breaks() -> list[str]:
     skipped = any("Skipping the frame" in reason for reason in counters["unimplemented"])
     asked = [reason for reason in reasons if "graph_break()" in reason or "torch.autograd.grad" in reason]
     return [reason for reason in reasons if reason not in asked] + ["and skips the whole frame"] * skipped
+
+
+def frames_not_compiled() -> list[str]:
+    """How many frames Dynamo left as they are since its last reset, and all reasons that it counted."""
+    counters = torch._dynamo.utils.counters
+    total, compiled = counters["frames"]["total"], counters["frames"]["ok"]
+    reasons = [*counters["unimplemented"], *counters["graph_break"]]
+    return [f"Dynamo compiled {compiled} of {total} frames: {reasons}"] if compiled < total else []
 
 
 #: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends
@@ -240,7 +248,8 @@ def _parted(expected: Outcome, plain: Outcome) -> bool:
     """
     pairs = zip(plain.results, expected.results, strict=True)
     dtypes = {f"result {i}": torch.promote_types(p.dtype, w.dtype) for i, (p, w) in enumerate(pairs)}
-    both = [(dtypes[a], dtypes[b]) for a, b in expected.shared - plain.shared if a in dtypes and b in dtypes]
+    parted = (expected.shared | expected.same) - (plain.shared | plain.same)
+    both = [(dtypes[a], dtypes[b]) for a, b in parted if a in dtypes and b in dtypes]
     return any(a != b for a, b in both)
 
 
@@ -304,9 +313,11 @@ def _changed_by_torch(program: Program, setting: Setting, differences: list[str]
 
 
 def _covered(one: str, others: list[str]) -> bool:
+    """Whether ``others`` have the same difference, of no smaller an amount; amounts are sums that 16 bits round."""
     what, by, amount = one.partition(_BY)
     amounts = [float(theirs.partition(_BY)[2]) for theirs in others if theirs.startswith(what + _BY)]
-    return one in others or (bool(by) and any(float(amount) <= theirs for theirs in amounts))
+    rounded = 1 + 2 * torch.finfo(torch.bfloat16).eps
+    return one in others or (bool(by) and any(float(amount) <= rounded * theirs for theirs in amounts))
 
 
 def _changed_in_float32(program: Program, setting: Setting) -> list[str]:

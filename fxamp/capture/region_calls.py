@@ -1,20 +1,32 @@
-"""Inline the regions that ``torch.compiler.nested_compile_region`` marks: calls that share one body.
+"""Inline the bodies of calls that are regions of a program.
 
-torch compiles such a body once. A policy may cast each call differently: rules name the module that the call is in, and
-casts depend on the dtypes of its operands. So the graph gets the ops of the body in place of each call. Without these
-calls lowering "eager" can also run the backward, which torch's backend "eager" cannot.
+- ``torch.compiler.nested_compile_region``: several calls share one body, which torch compiles once. A policy may cast
+  each call differently: rules name the module that the call is in, and casts depend on the dtypes of its operands. And
+  torch's backend "eager" cannot run the backward of such a call.
+- In a program from ``torch.export`` blocks under ``no_grad`` or ``torch.autocast`` are such calls. They become marks
+  around the ops, as Dynamo writes them.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node, map_arg
 
-from fxamp.graph import attribute
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, attribute
 
-_CALL = torch.ops.higher_order.invoke_subgraph
+_NESTED = torch.ops.higher_order.invoke_subgraph
+_GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+
+#: For each kind of call the position of its body; arguments before it describe the region.
+_BODY = {_NESTED: 0, _GRAD_MODE: 1, _AUTOCAST: 4}
+
+#: For each kind of call the position of the first operand of the body.
+_OPERANDS = {_NESTED: 2, _GRAD_MODE: 2, _AUTOCAST: 5}
+
 _STACK = "nn_module_stack"
 
 Stack = Mapping[Any, tuple[str, Any]]
@@ -22,8 +34,8 @@ Stack = Mapping[Any, tuple[str, Any]]
 
 
 def inline_regions(gm: GraphModule) -> GraphModule:
-    """Return Dynamo's graph without calls of regions: ``gm`` itself if it has none, else a copy."""
-    if not gm.graph.find_nodes(op="call_function", target=_CALL):
+    """Return a graph of Dynamo's without calls of regions: ``gm`` itself if it has none, else a copy."""
+    if not any(gm.graph.find_nodes(op="call_function", target=target) for target in _BODY):
         return gm
     inlined = _Inlined()
     inlined.add(gm, None, {}, {})
@@ -38,6 +50,7 @@ class _Inlined:
     def __init__(self) -> None:
         self.graph = Graph()
         self.attributes: dict[str, object] = {}
+        self._grad = torch.is_grad_enabled()
 
     def add(self, gm: GraphModule, operands: Sequence[Any] | None, first: Stack, call: Stack) -> Any:
         """Add the nodes of ``gm``, a body that is called with ``operands``, or the whole graph; return its results.
@@ -53,15 +66,32 @@ class _Inlined:
                 continue
             if node.op == "output" and operands is not None:
                 return map_arg(node.args[0], values.__getitem__)
-            if node.target is _CALL:
-                name, inner = str(node.args[0].target), map_arg(node.args[2:], values.__getitem__)
+            if node.target in _BODY:
+                name = str(node.args[_BODY[node.target]].target)
+                inner = map_arg(node.args[_OPERANDS[node.target] :], values.__getitem__)
                 traced = firsts.setdefault(name, node.meta.get(_STACK) or {})
-                values[node] = self.add(cast(GraphModule, attribute(gm, name)), inner, traced, stack)
+                with self._marked(node):
+                    values[node] = self.add(cast(GraphModule, attribute(gm, name)), inner, traced, stack)
             elif node.target is operator.getitem and isinstance(values[node.args[0]], (tuple, list)):
                 values[node] = values[node.args[0]][node.args[1]]
             else:
                 values[node] = self._copy(gm, node, values, stack)
         return None
+
+    @contextmanager
+    def _marked(self, call: Node) -> Iterator[None]:
+        """Open the region of ``call`` before the nodes that are added inside, and close it after them."""
+        before = self._grad
+        if call.target is _GRAD_MODE:
+            self._grad = bool(call.args[0])
+            self.graph.call_function(torch._C._set_grad_enabled, (self._grad,))
+        entered = self.graph.call_function(ENTER_AUTOCAST, call.args[:4]) if call.target is _AUTOCAST else None
+        yield
+        if entered is not None:
+            self.graph.call_function(EXIT_AUTOCAST, (entered,))
+        if call.target is _GRAD_MODE:
+            self._grad = before
+            self.graph.call_function(torch._C._set_grad_enabled, (before,))
 
     def _copy(self, gm: GraphModule, node: Node, values: Mapping[Node, Any], stack: Stack) -> Node:
         copy = self.graph.node_copy(node, values.__getitem__)
@@ -81,7 +111,7 @@ class _Inlined:
 
 
 def _is_body(node: Node) -> bool:
-    return all(user.target is _CALL and user.args[0] is node for user in node.users)
+    return all(user.target in _BODY and user.args[_BODY[user.target]] is node for user in node.users)
 
 
 def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:

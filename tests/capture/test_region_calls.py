@@ -1,4 +1,4 @@
-"""Regions of ``torch.compiler.nested_compile_region``, whose calls share a body, are cast as the code around them."""
+"""Regions that are calls in a graph (``nested_compile_region``, blocks of ``torch.export``) are cast as other code."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.oracles.like_autocast import assert_like_autocast, leaf
+from support.oracles.like_autocast import assert_like_autocast, leaf, run
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.capture.nested_regions import inline_regions
+from fxamp.capture.region_calls import inline_regions
 
 REGIONS = torch.ops.higher_order.invoke_subgraph
 
@@ -92,6 +92,42 @@ def test_each_call_has_its_own_module_path(tmp_path: Path) -> None:
     assert [entry.module for entry in entries] == paths
     dtypes = {entry.module: entry.values[0].dtype for entry in entries}
     assert dtypes == dict.fromkeys(paths, "bf16") | {"blocks.2.first": "f32"}
+
+
+class WithBlocks(nn.Module):
+    """Blocks without gradients and with another autocast, one in another.
+
+    torch.export forgets whether autocast caches casts, and takes a value and its ``float()`` for one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            total = self.first(x * 1).sum(-1, keepdim=True)
+        y = self.second(x) * total
+        doubled = y * 2
+        with torch.autocast("cpu", enabled=False):
+            z = self.first(y.float())
+            with torch.autocast("cpu", torch.bfloat16):
+                z = z * self.third(z)
+        return doubled, z, x + z
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_is_cast_as_its_model_is(strict: bool) -> None:
+    model, x = WithBlocks(), leaf(4, 8)
+    program = torch.export.export(model, (x,), strict=strict)
+    assert (
+        "wrap_with_set_grad_enabled" in program.graph_module.code and "wrap_with_autocast" in program.graph_module.code
+    )
+    rewritten = fxamp.rewrite(program, (x,), policy="cpu-bfloat16")
+    assert "_assert_tensor" in str(program) and "_assert_tensor" not in rewritten.code
+    (results, gradients), (expected, wanted) = run(rewritten, (x,)), run(model, (x,), torch.bfloat16)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+    assert gradients.keys() == wanted.keys() and all(torch.equal(gradients[key], wanted[key]) for key in wanted)
 
 
 def test_a_graph_without_regions_is_returned_as_it_is() -> None:
