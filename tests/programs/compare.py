@@ -73,6 +73,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused("a view that an autograd.Function returns has memory of its own under a named policy")
         if differences and broken:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
+        if differences and _backend_raised() and _backend_raises_alone(program, setting, expected):
+            raise Refused("torch.compile alone: its backend raises, and Dynamo goes on without it")
         if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
         if differences and _mixed(program, setting, expected, plain, differences):
@@ -136,6 +138,19 @@ def breaks() -> list[str]:
     skipped = any("Skipping the frame" in reason for reason in counters["unimplemented"])
     asked = [reason for reason in reasons if "graph_break()" in reason or "torch.autograd.grad" in reason]
     return [reason for reason in reasons if reason not in asked] + ["and skips the whole frame"] * skipped
+
+
+def _backend_raised() -> bool:
+    """Whether a backend raised for a value that only a run tells, since the counters were cleared."""
+    return any(
+        reason.startswith("Backend compiler exception") for reason in torch._dynamo.utils.counters["unimplemented"]
+    )
+
+
+def _backend_raises_alone(program: Program, setting: Setting, expected: Outcome) -> bool:
+    torch._dynamo.utils.counters.clear()
+    _torch_differences(program, setting, expected)
+    return _backend_raised()
 
 
 def frames_not_compiled() -> list[str]:
@@ -345,7 +360,10 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
     def start() -> Run:
         torch._dynamo.reset()
         built, whole = build(program, Flavour.ALONE), setting.schedule == "rewritten"
-        compiled = torch.compile(built.module, backend="eager" if whole else setting.lowering, fullgraph=whole)
+        backend = "eager" if whole else setting.lowering
+        if backend == "eager" and "nested_regions" in program.kinds():
+            backend = "aot_eager"  # torch's "eager" has no backward of such regions
+        compiled = torch.compile(built.module, backend=backend, fullgraph=whole)
         call = built.flat(compiled)
         evaluates = call if setting.ambient else None
         call = _under_autocast(call, program) if ambient else call
