@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import exhaustive
 
 from fxamp.backend import fxamp as fxamp_backend
 
@@ -50,7 +50,8 @@ def environment_of(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-@each_once("form, name", ["editable", "sdist"], ["fxamp", "clone"])
+@pytest.mark.parametrize("form", exhaustive(("editable", "sdist"), always=["editable"]))
+@pytest.mark.parametrize("name", exhaustive(("fxamp", "clone"), always=["fxamp"]))
 def test_a_program_beside_the_clone_imports_the_package(form: str, name: str, tmp_path: Path) -> None:
     """As after `git clone URL && pip install -e ./fxamp`; and what is called `tools` stays the program's."""
     clone, interpreter = tmp_path / name, environment_of(tmp_path / "environment")
