@@ -2,8 +2,8 @@
 
 In eager mode an op that autocast does not list, such as ``einsum``, runs as its decomposition, and autocast acts on
 those ops. So a composite op without a rule is replaced by its decomposition, one level at a time, but only if an op
-inside has a rule. Every other composite stays whole, for readability and for compilers, as does a composite that occurs
-in its own decomposition, and a loss that chunk-losses rewrites.
+inside has a rule, and autocast is on there. Every other composite stays whole, for readability and for compilers, as
+does a composite that occurs in its own decomposition, and a loss that chunk-losses rewrites.
 """
 
 import logging

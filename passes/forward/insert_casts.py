@@ -9,7 +9,8 @@
    cache, nor has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, or between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
-   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source.
+   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source. Of
+   flex_attention only the query, key and value follow the policy; the bodies read what they were captured with.
 5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs. A
    hook stays on its tensor, in that tensor's new dtype, and never moves to a cast, because it must see the gradient of
    all uses. The same holds for the gradient that ``torch.autograd.grad`` computes in a graph.

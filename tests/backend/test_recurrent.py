@@ -81,3 +81,24 @@ def test_an_lstm_of_any_number_of_rows_runs_as_cells() -> None:
         theirs, exact = trained(model, x, True), trained(model, x, False)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert not torch.equal(ours[0], exact[0])
+
+
+class InARegion(nn.Module):
+    """Autocast is off for the layer, and on for the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.head(out)  # type: ignore[no-any-return]
+
+
+def test_an_lstm_of_any_number_of_rows_keeps_its_kernel_where_autocast_is_off() -> None:
+    model, x = InARegion(), torch.randn(3, 2, 4)
+    ours = trained(model, x, False, backend="fxamp", dynamic=True, options={"policy": "auto", "lowering": "eager"})
+    theirs = trained(model, x, False)
+    assert len(ours) == len(theirs) == 1 + len([*model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
