@@ -16,7 +16,7 @@ from fxamp.capture import Captured
 from fxamp.graph_text import KeptValue, Listing
 from fxamp.lowering_names import mode_settings
 from fxamp.nonfinite.monitor import Monitor
-from fxamp.nonfinite.watching import Watching
+from fxamp.nonfinite.participant import Watching
 from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.cache_key import cache_key

@@ -7,8 +7,8 @@ from typing import Any
 from fxamp.errors import ListingError
 from fxamp.graph_text.annotations import symbol, tensor_type
 from fxamp.graph_text.calls import classify, dotted, names_in, operator_name
-from fxamp.graph_text.clean import Block
 from fxamp.graph_text.fields import entry_fields
+from fxamp.graph_text.log_lines import Block
 from fxamp.graph_text.margin import Margin, read_margin
 from fxamp.graph_text.model import Entry, Listing
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from fxamp.errors import ListingError, nearest
 from fxamp.graph_text.body import read_class
-from fxamp.graph_text.clean import Block, blocks, plain_lines, stage_of
 from fxamp.graph_text.comments import PREFIX, read_comment
 from fxamp.graph_text.fields import Fields, graph_fields
+from fxamp.graph_text.log_lines import Block, blocks, plain_lines, stage_of
 from fxamp.graph_text.model import Document, Listing
 from fxamp.graph_text.python import as_python, class_of
 from fxamp.graph_text.runnable import input_types

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxamp.nonfinite import watching
+from fxamp.nonfinite import participant
 from fxamp.nonfinite.flow import Flow
 from fxamp.nonfinite.origins import Readings
 from fxamp.passes.shared.magnitudes import largest_after, passes_on
@@ -174,7 +174,7 @@ def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[l
     """Collect the graphs that are watched inside, in the order of their first runs; forwards or backwards."""
     made: dict[int, tuple[Flow, GraphModule, list[Node], list[Node]]] = {}  # by values: a run may judge fewer results
     ran: dict[int, Watched] = {}
-    flow_of, take = watching.flow_of, watching.Watching._take
+    flow_of, take = participant.flow_of, participant.Watching._take
 
     def noting(gm: GraphModule, *args: Any) -> Flow:
         flow = flow_of(gm, *args)
@@ -194,8 +194,8 @@ def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[l
     inputs_of: dict[GraphModule, Sequence[Any]] = {}
     graphs: list[Watched] = []
     with monkeypatch.context() as patch:
-        patch.setattr(watching, "flow_of", noting)
-        patch.setattr(watching.Watching, "_take", taking)
+        patch.setattr(participant, "flow_of", noting)
+        patch.setattr(participant.Watching, "_take", taking)
         yield graphs
 
 

@@ -203,7 +203,7 @@ def test_the_environment_can_name_the_mode(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("lowering", LOWERINGS[:2])
 def test_without_the_option_no_node_is_added(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for what in (
-        "nonfinite.watching.Watching",
+        "nonfinite.participant.Watching",
         "nonfinite.monitor.Monitor",
         "passes.shared.magnitude_writer.MagnitudeWriter",
     ):
