@@ -49,15 +49,15 @@ def update_scale_(
     Raises:
         OptionError: a factor is inf or NaN.
     """
-    for name, factor in (("growth_factor", growth_factor), ("backoff_factor", backoff_factor)):
-        if not math.isfinite(factor):
-            raise OptionError(f"{name}: expected a finite number, got {factor}")
     rule = ScaleRule(float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale)
     update_by_rule_(scale, growth_tracker, found_inf, rule)
 
 
 def update_by_rule_(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:
-    """:func:`update_scale_` with its numbers in a rule, whose factors are finite."""
+    """:func:`update_scale_` with its numbers in a rule."""
+    for name, factor in (("growth_factor", rule.growth_factor), ("backoff_factor", rule.backoff_factor)):
+        if not math.isfinite(factor):
+            raise OptionError(f"{name}: expected a finite number, got {factor}")
     chosen = implementation(scale.device)
     if chosen in (Implementation.REFERENCE, Implementation.HOST):
         reference.update_scale(scale, growth_tracker, found_inf, rule)

@@ -19,8 +19,8 @@ import triton.language as tl
 def update_scale(scale, growth_tracker, found_inf):
     old = tl.load(scale)
     wide = old.to(tl.float64)
-    grown = (wide * tl.full((), {growth_factor}, tl.float64)).to(tl.float32)
-    backed_off = (wide * tl.full((), {backoff_factor}, tl.float64)).to(tl.float32)
+    grown = (wide * tl.full((), {growth_factor!r}, tl.float64)).to(tl.float32)
+    backed_off = (wide * tl.full((), {backoff_factor!r}, tl.float64)).to(tl.float32)
     steps = tl.load(growth_tracker) + 1
     due = steps >= {growth_interval!r}
     bad = tl.load(found_inf) != 0.0
@@ -36,8 +36,8 @@ def update_text(rule: ScaleRule) -> str:
     """Return the Python module that defines the kernel ``update_scale`` for this rule."""
     bounds = (("min_scale", "<", rule.min_scale), ("max_scale", ">", rule.max_scale))
     return TEXT.format(
-        growth_factor=_literal(rule.growth_factor),
-        backoff_factor=_literal(rule.backoff_factor),
+        growth_factor=rule.growth_factor,
+        backoff_factor=rule.backoff_factor,
         growth_interval=rule.growth_interval,
         bounds="".join(
             BOUND.format(name=name, beyond=beyond, bound=float(bound))
@@ -45,10 +45,6 @@ def update_text(rule: ScaleRule) -> str:
             if bound is not None and math.isfinite(bound)
         ),
     )
-
-
-def _literal(factor: float) -> str:
-    return repr(factor) if math.isfinite(factor) else f'float("{factor}")'
 
 
 @functools.lru_cache(maxsize=64)
