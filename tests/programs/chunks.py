@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from programs.compare import Refused, breaks, compared, found_in, oracle, run_compiled, run_eager, run_exact, run_plain
+from programs.compare import Refused, compared, found_in, oracle
 from programs.outcome import Outcome
 from programs.program import Program, Setting
 from programs.render import source
 from programs.tensors import flat
+from programs.ways import breaks, run_compiled, run_eager, run_exact, run_plain
 from torch import Tensor
 
 #: How many roundings a loss is made of: its maximum, its sum, the logarithm, the difference, the sum of the rows. That

@@ -6,8 +6,9 @@ A compiled step rounds otherwise than the optimizer's own, so eager autocast is 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from programs.compare import Refused, compared, differences, found_in, oracle, run_compiled, run_eager
+from programs.compare import Refused, compared, differences, found_in, oracle
 from programs.program import Program, Setting
+from programs.ways import run_compiled, run_eager
 
 
 def restart_differences(program: Program, setting: Setting) -> list[str]:
