@@ -21,11 +21,8 @@ _NESTED = torch.ops.higher_order.invoke_subgraph
 _GRAD_MODE = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 
-#: For each kind of call the position of its body; arguments before it describe the region.
-_BODY = {_NESTED: 0, _GRAD_MODE: 1, _AUTOCAST: 4}
-
-#: For each kind of call the position of the first operand of the body.
-_OPERANDS = {_NESTED: 2, _GRAD_MODE: 2, _AUTOCAST: 5}
+#: For each kind of call the positions of its body and of the body's first operand; other arguments describe the region.
+_PLACES = {_NESTED: (0, 2), _GRAD_MODE: (1, 2), _AUTOCAST: (4, 5)}
 
 _STACK = "nn_module_stack"
 
@@ -35,7 +32,7 @@ Stack = Mapping[Any, tuple[str, Any]]
 
 def inline_regions(gm: GraphModule) -> GraphModule:
     """Return a graph of Dynamo's without calls of regions: ``gm`` itself if it has none, else a copy."""
-    if not any(gm.graph.find_nodes(op="call_function", target=target) for target in _BODY):
+    if not any(gm.graph.find_nodes(op="call_function", target=target) for target in _PLACES):
         return gm
     inlined = _Inlined()
     inlined.add(gm, None, {}, {})
@@ -66,9 +63,10 @@ class _Inlined:
                 continue
             if node.op == "output" and operands is not None:
                 return map_arg(node.args[0], values.__getitem__)
-            if node.target in _BODY:
-                name = str(node.args[_BODY[node.target]].target)
-                inner = map_arg(node.args[_OPERANDS[node.target] :], values.__getitem__)
+            if node.target in _PLACES:
+                body, start = _PLACES[node.target]
+                name = str(node.args[body].target)
+                inner = map_arg(node.args[start:], values.__getitem__)
                 traced = firsts.setdefault(name, node.meta.get(_STACK) or {})
                 with self._marked(node):
                     values[node] = self.add(cast(GraphModule, attribute(gm, name)), inner, traced, stack)
@@ -111,7 +109,7 @@ class _Inlined:
 
 
 def _is_body(node: Node) -> bool:
-    return all(user.target in _BODY and user.args[_BODY[user.target]] is node for user in node.users)
+    return all(user.target in _PLACES and user.args[_PLACES[user.target][0]] is node for user in node.users)
 
 
 def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:
@@ -122,9 +120,10 @@ def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:
     if not first or not call:
         return stack
     (before, _), (now, _) = list(first.values())[-1], list(call.values())[-1]
-    inner = {key: entry for key, entry in stack.items() if key not in first}
+    below = (f"{before}.", f"{before}[")
     moved = {
-        key if before == now else f"{key}@{now}": (now + path[len(before) :] if path.startswith(before) else path, kind)
-        for key, (path, kind) in inner.items()
+        f"{key}@{now}": (now + path.removeprefix(before) if path.startswith(below) else path, kind)
+        for key, (path, kind) in stack.items()
+        if key not in first
     }
     return {**call, **moved}

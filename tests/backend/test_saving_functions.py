@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.checks.exhaustive import each_once
 from support.machines.lacks import needs_gradients_of_one_tensor, needs_writes_in_functions
-from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf, run
+from support.oracles.like_autocast import assert_like_autocast, assert_rewritten_like_autocast, compile_with, leaf, run
 from support.oracles.scaled_runs import assert_same_gradients, by_fxamp, by_torch
 from support.programs.saving_functions import (
     Adjoint,
@@ -37,8 +37,6 @@ from support.programs.saving_functions import (
 from torch import Tensor
 from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.utils.checkpoint import checkpoint
-
-import fxamp
 
 Program = Callable[[Tensor, Tensor], Any]
 LOWERINGS = ("eager", "aot_eager")
@@ -139,11 +137,7 @@ def test_with_a_scaler(name: str, lowering: str) -> None:
 
 @pytest.mark.parametrize("name", _names(PROGRAMS))
 def test_rewritten(name: str) -> None:
-    inputs = leaf(4, 4), leaf(4, 4)
-    rewritten = fxamp.rewrite(PROGRAMS[name], inputs, policy="cpu-bfloat16")
-    (results, gradients), (expected, wanted) = run(rewritten, inputs), run(PROGRAMS[name], inputs, torch.bfloat16)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
-    assert gradients.keys() == wanted.keys() and all(torch.equal(gradients[key], wanted[key]) for key in wanted)
+    assert_rewritten_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), oracle=PROGRAMS[name])
 
 
 #: Those of torch's database that Dynamo takes; it raises for a forward that returns an array of numpy.

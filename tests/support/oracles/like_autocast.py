@@ -6,8 +6,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+import fxamp
 from support.oracles.scaled_runs import fresh, named
 
 
@@ -72,7 +74,25 @@ def assert_like_autocast(
     assert not around or [result.dtype for result in results] == [result.dtype for result in expected]
     for got, want in zip(results, expected, strict=True):
         assert torch.equal(got.float(), want.float())
-    assert gradients.keys() == expected_gradients.keys()
-    for name, want in expected_gradients.items():
-        assert torch.equal(gradients[name], want), name
+    _assert_same_gradients(gradients, expected_gradients)
     assert expected_gradients or not any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
+
+
+def assert_rewritten_like_autocast(
+    program: Callable[..., Any] | ExportedProgram, *inputs: torch.Tensor, oracle: Callable[..., Any]
+) -> torch.fx.GraphModule:
+    """Rewrite ``program`` for cpu-bfloat16; its results and all gradients are those of ``oracle`` under autocast.
+
+    Results have autocast's dtypes. Returns the rewritten module.
+    """
+    rewritten = fxamp.rewrite(program, inputs, policy="cpu-bfloat16")
+    (results, gradients), (expected, expected_gradients) = run(rewritten, inputs), run(oracle, inputs, torch.bfloat16)
+    assert all(torch.equal(got, want) for got, want in zip(results, expected, strict=True))
+    _assert_same_gradients(gradients, expected_gradients)
+    return rewritten
+
+
+def _assert_same_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    for name, want in expected.items():
+        assert torch.equal(got[name], want), name
