@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
+from programs import device
 from programs.compare import Refused, compared, found_in, oracle
 from programs.outcome import Outcome
 from programs.program import Program, Setting
@@ -59,7 +60,7 @@ def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, rounding: float) -
 def _rounding(program: Program) -> float:
     """The eps of the coarsest dtype in which the program computes: its own, or that of one of its regions."""
     text, both = source(program), (torch.float16, torch.bfloat16)
-    lower = [dtype for dtype in both if dtype is program.lower or f'torch.autocast("cpu", {dtype}' in text]
+    lower = [dtype for dtype in both if dtype is program.lower or f'torch.autocast("{device.current()}", {dtype}' in text]
     return max(torch.finfo(dtype).eps for dtype in lower)
 
 

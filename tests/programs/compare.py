@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from programs import device
 from programs.orders import random_order
 from programs.outcome import Outcome
 from programs.program import ALL, Flavour, Program, Setting
@@ -311,7 +312,7 @@ def _raised(differences: list[str]) -> bool:
 
 def _says(program: Program) -> bool:
     """Whether a region of the program is on."""
-    return any('with torch.autocast("cpu", torch.' in line for line in source(program).splitlines())
+    return any(f'with torch.autocast("{device.current()}", torch.' in line for line in source(program).splitlines())
 
 
 def compared(got: Outcome, expected: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:

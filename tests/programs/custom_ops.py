@@ -10,6 +10,8 @@ from torch import Tensor
 
 LIBRARY = torch.library.Library("programs", "FRAGMENT")
 
+_KEYS = {"cpu": torch._C.DispatchKey.AutocastCPU, "cuda": torch._C.DispatchKey.AutocastCUDA}
+
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     """Products of 16-bit values are summed in float32; of two dtypes, one is float64."""
@@ -39,12 +41,13 @@ def _register(name: str, dtype: torch.dtype | None) -> None:
     torch.library.register_autograd(f"programs::{name}", _backward, setup_context=_save, lib=LIBRARY)
 
     def under_autocast(x: Tensor, w: Tensor) -> Tensor:
-        own = dtype or torch.get_autocast_dtype("cpu")
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        own = dtype or torch.get_autocast_dtype(x.device.type)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEYS[x.device.type])):
             result: Tensor = getattr(torch.ops.programs, name)(_cast(x, own), _cast(w, own))
         return result
 
-    LIBRARY.impl(name, under_autocast, "AutocastCPU")
+    for key in _KEYS.values():
+        LIBRARY.impl(name, under_autocast, key.name)
 
 
 def _halved(x: Tensor) -> tuple[Tensor, Tensor]:

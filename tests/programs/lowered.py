@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from programs import device
 from programs.place import Place
 from torch import Tensor
 
@@ -37,7 +38,7 @@ def marked(code: str, place: Place, lower: torch.dtype | None) -> str:
 
 def exactly(tensor: Tensor) -> Tensor:
     """``tensor`` as an op reads it that autocast lowers, in float64; its gradient is not rounded."""
-    lower = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+    lower = torch.get_autocast_dtype(device.current()) if torch.is_autocast_enabled(device.current()) else torch.float32
     exact = tensor.double()
     return exact + (tensor.to(lower).double() - exact).detach()
 
@@ -60,11 +61,11 @@ class Lowered:
 
         Raises RuntimeError where it has another name too: a body's operands are cast apart, even if they are one.
         """
-        if not (torch.is_autocast_enabled("cpu") and tensor.is_leaf and tensor.requires_grad):
+        if not (torch.is_autocast_enabled(device.current()) and tensor.is_leaf and tensor.requires_grad):
             return tensor
         if body and self._names.setdefault((id(tensor), body), name) != name:
             raise RuntimeError("one leaf has two names in a body")
-        dtype = torch.get_autocast_dtype("cpu")
+        dtype = torch.get_autocast_dtype(device.current())
         key = (id(tensor), body, dtype, torch.is_grad_enabled())
         if key not in self._casts:
             self._casts[key] = tensor.to(dtype)

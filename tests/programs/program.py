@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
+from programs import device
 
 from fxamp import Policy
 
@@ -191,7 +192,7 @@ class Setting:
         return _CHUNKS.format(self._policy_name(lower), self.chunks) if self.chunks else ""
 
     def _policy_name(self, lower: torch.dtype) -> str:
-        return "auto" if self.ambient or self.own else f"cpu-{str(lower).removeprefix('torch.')}"
+        return "auto" if self.ambient or self.own else f"{device.current()}-{str(lower).removeprefix('torch.')}"
 
 
 @dataclass(frozen=True)

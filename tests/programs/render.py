@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from programs import device
 from programs.border import BORDERS
 from programs.program import Block, Case, Declaration, Flavour, Program, Statement
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def source(program: Program, flavour: Flavour = Flavour.PROGRAM) -> str:
             used = f"\n\n{text}{used}"
     oracle = _HELPERS if flavour in (Flavour.ORACLE, Flavour.EXACT) else ""
     ops = _OPS if "torch.ops.programs" in body else ""
-    return "".join([_IMPORTS, ops, oracle, used, "\n", body])
+    return device.moved("".join([_IMPORTS, ops, oracle, used, "\n", body]))
 
 
 def script(case: Case) -> str:
@@ -86,7 +87,8 @@ def script(case: Case) -> str:
     watched = ', "nonfinite": "log"' if case.setting.watched else ""
     options = f'{{"policy": {policy}, "lowering": "{case.setting.lowering}"{watched}}}'
     footer = _FOOTER.format(lower=lower, options=options, around=_around(case))
-    return f"# {case.setting}\n{source(case.program)}\n\n{footer}"
+    where = "" if device.current() == "cpu" else f'torch.set_default_device("{device.current()}")\n\n\n'
+    return f"# {case.setting}\n{source(case.program)}\n\n{where}{device.moved(footer)}"
 
 
 def _around(case: Case) -> str:

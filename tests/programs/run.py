@@ -1,6 +1,7 @@
 """Run many random programs and print what was run and what failed: ``python -m programs.run`` in ``tests/``.
 
     python -m programs.run --programs 10000 --seed 0 --processes 2 [--shrink all] [--kinds linear cast] [--minutes 30]
+                                           [--device cuda]
 
 Prints each failure, as a shrunk program that runs by itself, when it is found; at the end how many programs were
 compared, how many a minute and how long each took, how often each kind of statement and each setting occurred, and
@@ -19,6 +20,7 @@ from dataclasses import replace
 
 import torch
 import torch._dynamo.guards
+from programs.device import running_on
 from programs.search import Shrink, Tally, search
 from programs.statements import STATEMENTS
 from programs.strategy import Focus
@@ -36,11 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", default=[], help="words of the table of settings: no others are drawn")
     parser.add_argument("--longest", type=int, default=Focus.longest, help="statements of a program")
     parser.add_argument("--shrink", type=Shrink, choices=Shrink, default=Shrink.DROP, metavar="no|drop|all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args(arguments)
     kinds = tuple(kind for kind in options.kinds if kind not in options.without)
     focus = Focus(kinds, tuple(options.settings), options.longest)
     start, first = time.monotonic(), 1_000_000 * options.seed
-    tasks = [Task(number, focus, options.shrink) for number in range(first, first + options.programs)]
+    tasks = [Task(number, focus, options.shrink, options.device) for number in range(first, first + options.programs)]
     total, counts = Tally(), Counter[str]()
     with suppress(KeyboardInterrupt):
         for task, tally in run_all(_one, tasks, options.processes, start + 60 * options.minutes):
@@ -58,7 +61,8 @@ def _one(task: Task) -> Tally:
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0  # it flushes the processor's cache
     faulthandler.dump_traceback_later(LIMIT - 10)  # what each thread of a program that hangs is at
     start = time.process_time()
-    tally = search([task.number], task.focus, task.shrink)
+    with running_on(task.device):
+        tally = search([task.number], task.focus, task.shrink)
     faulthandler.cancel_dump_traceback_later()
     return replace(tally, seconds=time.process_time() - start)
 

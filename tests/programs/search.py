@@ -10,6 +10,7 @@ from enum import Enum
 from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from programs.chunks import chunk_differences
 from programs.compare import Refused, differences
+from programs.device import default_device
 from programs.dispatch import sound_dispatch
 from programs.program import Case
 from programs.reduce import reduce
@@ -142,7 +143,7 @@ def check(case: Case) -> None:
 def _message(case: Case) -> str:
     setting = case.setting
     compare = chunk_differences if setting.chunks else restart_differences if setting.compiled else differences
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), default_device():
         messages = compare(case.program, setting)
     return "\n".join([*messages, "", script(case)]) if messages else ""
 

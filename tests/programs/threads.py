@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import torch
+from programs import device
 from programs.outcome import Outcome, Run, leaf_versions, named_tensors, terms
 from programs.program import Setting
 from torch import Tensor
@@ -29,10 +30,11 @@ def observe_in_threads(run: Run, setting: Setting) -> Outcome:
     barrier = Barrier(_THREADS)
 
     def work(number: int) -> _Call:
-        if run.afresh is not None:
-            torch.autocast_increment_nesting()  # of the pool's thread, which ends with it
-            barrier.wait()
-        return _call(run, setting, number)
+        with device.default_device():
+            if run.afresh is not None:
+                torch.autocast_increment_nesting()  # of the pool's thread, which ends with it
+                barrier.wait()
+            return _call(run, setting, number)
 
     calls = _at_once(work) if run.afresh is not None else [work(number) for number in range(_THREADS)]
     if any((tensor._version, _number(tensor)) != versions[name] for name, tensor in shared.items()):

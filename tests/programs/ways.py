@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from programs import device
 from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
 from programs.render import build
@@ -80,7 +81,7 @@ def _gradients_outside_of_autocast(
     *args: Any, autograd_grad: Callable[..., Any] = torch.autograd.grad, **named: Any
 ) -> Any:
     """``torch.autograd.grad`` as torch recommends it: autocast would cast the backward of what ran in float32 too."""
-    with torch.autocast("cpu", enabled=False):
+    with torch.autocast(device.current(), enabled=False):
         return autograd_grad(*args, **named)
 
 
@@ -98,13 +99,13 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
         options: dict[str, Any] = {"policy": setting.policy(program.lower), "lowering": setting.lowering}
         if setting.watched:
             options["nonfinite"] = "log"
-        scaler = fxamp.GradScaler("cpu", init_scale=scale) if setting.scaled else None
+        scaler = fxamp.GradScaler(device.current(), init_scale=scale) if setting.scaled else None
         if scaler is not None:
             options["scaler"] = scaler
         call = built.flat(torch.compile(module, backend="fxamp", options=options))
         evaluates = call if setting.ambient else None
         call = _under_autocast(call, program, cached, setting.ambient) if setting.ambient or not cached else call
-        state = "cpu-bfloat16-lean" if setting.compiled == "compiled-lean" else None
+        state = f"{device.current()}-bfloat16-lean" if setting.compiled == "compiled-lean" else None
         optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
 
@@ -132,7 +133,7 @@ def _observe(run: Run, setting: Setting) -> Outcome:
 
 
 def _scaler(setting: Setting) -> torch.amp.GradScaler | None:
-    return torch.amp.GradScaler("cpu", init_scale=_SCALE) if setting.scaled else None
+    return torch.amp.GradScaler(device.current(), init_scale=_SCALE) if setting.scaled else None
 
 
 def _captured(setting: Setting) -> AbstractContextManager[None]:
@@ -149,7 +150,7 @@ def _under_autocast(
     """``run`` under an ambient autocast; one that is not ``enabled`` says whether those of the program cache."""
 
     def call(*args: Tensor) -> list[Tensor]:
-        with torch.autocast("cpu", program.lower, enabled, cached):
+        with torch.autocast(device.current(), program.lower, enabled, cached):
             return run(*args)
 
     return call

@@ -26,11 +26,12 @@ _forkserver = get_context("forkserver")
 
 @dataclass(frozen=True)
 class Task:
-    """One program: its number among those of a focus, and how it is shrunk if it fails."""
+    """One program: its number among those of a focus, how it is shrunk if it fails, and the device that runs it."""
 
     number: int
     focus: Focus
     shrink: Shrink
+    device: str = "cpu"
 
 
 Work = Callable[[Task], Tally]
