@@ -60,7 +60,8 @@ def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, rounding: float) -
 def _rounding(program: Program) -> float:
     """The eps of the coarsest dtype in which the program computes: its own, or that of one of its regions."""
     text, both = source(program), (torch.float16, torch.bfloat16)
-    lower = [dtype for dtype in both if dtype is program.lower or f'torch.autocast("{device.current()}", {dtype}' in text]
+    region = f'torch.autocast("{device.current()}", '
+    lower = [dtype for dtype in both if dtype is program.lower or f"{region}{dtype}" in text]
     return max(torch.finfo(dtype).eps for dtype in lower)
 
 
