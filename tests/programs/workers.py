@@ -22,6 +22,7 @@ _MOST = 50
 LIMIT = 600.0
 
 _forkserver = get_context("forkserver")
+_spawn = get_context("spawn")  # CUDA cannot be used in a fork of a process that asked for it
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class _Worker:
     left: int = _MOST
 
     @classmethod
-    def start(cls, work: Work) -> "_Worker":
-        ours, theirs = _forkserver.Pipe()
-        process = _forkserver.Process(target=_serve, args=(work, theirs), daemon=True)
+    def start(cls, work: Work, device: str) -> "_Worker":
+        context = _forkserver if device == "cpu" else _spawn
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(work, theirs), daemon=True)
         process.start()
         theirs.close()
         return cls(process, ours)
@@ -88,7 +90,7 @@ def run_all(work: Work, tasks: Sequence[Task], processes: int, until: float) -> 
     """Yield each task with its tally as it ends; none begins after ``until``, of time.monotonic()."""
     _forkserver.set_forkserver_preload([*PRELOADED, "programs.search"])
     waiting = list(reversed(tasks))
-    workers = [_Worker.start(work) for _ in range(min(processes, len(waiting)))]
+    workers = [_Worker.start(work, task.device) for task in tasks[:processes]]
     try:
         while workers:
             for worker in list(workers):
@@ -112,7 +114,7 @@ def _continue(worker: _Worker, workers: list[_Worker], work: Work, waiting: list
         workers.remove(worker)
         if not waiting:
             return
-        worker = _Worker.start(work)
+        worker = _Worker.start(work, waiting[-1].device)
         workers.append(worker)
     worker.give(waiting.pop())
 
