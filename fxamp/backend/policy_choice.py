@@ -28,7 +28,7 @@ from fxamp.policy.file.paths import is_file
 from fxamp.reports.registry import follows_autocast
 from fxamp.reports.runs import caller
 from fxamp.reports.warnings import Example, warn_once
-from fxamp.torch_devices import native_bfloat16
+from fxamp.torch_devices import has_gpu, native_bfloat16
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import called_by_backward, guard_current_graph, inputs_cast_by_caller, running_backward
 
@@ -36,6 +36,7 @@ _FLOAT32 = (
     "policy 'auto' chose float32 for a graph%s, so nothing in it is cast: %s. Name a policy to cast anyway; "
     "fxamp.report lists the policy of each graph"
 )
+_ON_THE_CPU = "nothing in a graph%s is cast: %s; move its inputs to that device if it should be"
 
 #: The names of guards in Dynamo's messages.
 _UNCHANGED = "__fxamp_policy_is_unchanged"
@@ -115,7 +116,8 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A hook,
     the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get none, whatever the
     options say. Raises PolicyError if a named policy is for another device than the graph's tensors, or for another
-    machine.
+    machine; but where there is a GPU, a policy for it casts nothing in a graph on the CPU that reads nothing
+    trainable, as autocast does, because parts of a model may run there: a detector counts its anchors on the CPU.
     """
     if called_by_backward():
         return IN_BACKWARD
@@ -123,9 +125,7 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     if place is not None and inputs_cast_by_caller(place.type) is not None:
         return IN_FORWARD
     if options.policy != "auto":
-        policy = options.policy
-        resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)
-        return ChosenPolicy(resolved, "named by the caller")
+        return _by_name(options.policy, place, inputs, gm)
     if place is None:
         return ChosenPolicy(None, "the graph has no tensor inputs")
     choice = _by_autocast(place, gm)
@@ -133,6 +133,20 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
         return choice
     surroundings = Surroundings.now([value for value in inputs if isinstance(value, torch.nn.Parameter)])
     return replace(_by_default(place, options, surroundings, gm), surroundings=surroundings)
+
+
+def _by_name(
+    policy: str | Policy, place: torch.device | None, inputs: Sequence[Any], gm: GraphModule | None
+) -> ChosenPolicy:
+    trainable = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+    if place is not None and place.type == "cpu" and not trainable and has_gpu(torch.device("cuda")):
+        known = policy if isinstance(policy, Policy) else load_here(policy, None)
+        if known.device == "cuda":
+            why = f"all its tensors are on the CPU, and policy {known.name!r} is for device {known.device!r}"
+            warn_once(__name__, _ON_THE_CPU, Example(_place(gm)), why)
+            return ChosenPolicy(None, why)
+    resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)
+    return ChosenPolicy(resolved, "named by the caller")
 
 
 def _by_autocast(place: torch.device, gm: GraphModule | None) -> ChosenPolicy | None:

@@ -110,7 +110,7 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         """Let the scaler raise its errors, because the Trainer never calls it with the loss."""
         if self.scaler is not None:
-            self.scaler.scale(torch.zeros(()))
+            self.scaler.scale(torch.zeros((), device="cpu"))
 
     def on_log(
         self,

@@ -203,7 +203,12 @@ def all_nodes(gm: GraphModule) -> Iterator[Node]:
 
 
 def strip_values(gm: GraphModule) -> None:
-    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes."""
-    for node in all_nodes(gm):
+    """Remove all values: they belong to fxamp's fake mode, and AOTAutograd rejects a graph with two fake modes.
+
+    Bodies of a while_loop keep theirs, because torch 2.11 reads there which results share memory.
+    """
+    for node in gm.graph.nodes:
         for key in ("val", "tensor_meta", "example_value"):
             node.meta.pop(key, None)
+        for _, body in subgraphs(node) if node.target is not torch.ops.higher_order.while_loop else ():
+            strip_values(body)

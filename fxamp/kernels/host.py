@@ -43,7 +43,7 @@ def _unscale(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor)
     copied = [(target, source) for target, source in zip(targets, work.sources, strict=True) if target is not source]
     if copied:
         torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
-    flag = torch.zeros(1)
+    flag = torch.zeros(1, device="cpu")
     torch._amp_foreach_non_finite_check_and_unscale_(list(targets), flag, inv_scale)
     if flag.numpy()[0]:
         _report(work, _not_finite(targets))
@@ -60,7 +60,7 @@ def _report(work: UnscaleRequest, bad: Tensor) -> None:
 
 def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Whether each tensor holds an inf or NaN: bool ``[len(tensors)]``. NaN propagates to both extremes."""
-    bad = torch.zeros(len(tensors), dtype=torch.bool)
+    bad = torch.zeros(len(tensors), dtype=torch.bool, device="cpu")
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype and tensor.numel()]
         if places:
@@ -71,7 +71,7 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
 
 def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:
     """Add the sum of the squares of all elements; return whether it is finite."""
-    total = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64, device="cpu")
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         members = [tensor for tensor in tensors if tensor.dtype is dtype]
         norms = torch._foreach_norm(members, 2, torch.float32 if dtype in NARROW else None)

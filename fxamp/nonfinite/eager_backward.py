@@ -229,7 +229,7 @@ def _largest(gradients: Sequence[Any]) -> Tensor:
     dense = [part.coalesce().values() if part.layout is torch.sparse_coo else part for part in parts]
     known = [part for part in dense if part.numel() and (part.is_floating_point() or part.is_complex())]
     if not known:
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     return _stacked([torch.linalg.vector_norm(part, torch.inf) for part in known]).amax()
 
 

@@ -60,7 +60,7 @@ class Monitor:
         """Take a run's numbers, float32 or float64 ``[flow.numbers]``; read what is complete, as :meth:`begin` does."""
         event = None
         if numbers.device.type == "cuda":
-            host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             numbers, event = host.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
         self._copies.append(_Copy(flow, numbers, event, self._step, backward))

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import (
+    argument,
     describe_source,
     fake_tensors,
     inherit_provenance,
@@ -36,6 +37,7 @@ from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order_ops import inner_graphs
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
+from fxamp.passes.shared.cast_rules import INPUT_DTYPE
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
 from fxamp.torch_private import is_dynamic, onednn_computes, size_oblivious
@@ -99,7 +101,8 @@ class _Expander:
 
         ``within`` is the graph's node that ``node`` is or is a part of. Calls of equal signature are traced once.
         """
-        if not _is_candidate(node) or self._ruled(node, within):
+        device = self._context.policy.device
+        if not _is_candidate(node, device) or self._ruled(node, within):
             return False
         key = self._signature(node, region, within)
         if key not in self._hiding:
@@ -183,10 +186,13 @@ class _Expander:
         return autocast_state(self._context.policy.device, True, region.captured)
 
 
-def _is_candidate(node: Node) -> bool:
+def _is_candidate(node: Node, device: str) -> bool:
+    """Whether the call may be decomposed: it is a composite, and the device has no kernel of its own for it."""
     if node.op != "call_function" or not is_composite(node.target) or is_view(node):
         return False
-    return not node.target._schema.is_mutable  # type: ignore[union-attr]
+    assert isinstance(node.target, OpOverload)
+    own_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), device.upper())  # type: ignore[no-untyped-call]
+    return not (own_kernel or node.target._schema.is_mutable)
 
 
 def _signature(node: Node) -> Hashable:
@@ -217,6 +223,7 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
                 old.target = register(gm, "_constant", getattr(inner, str(old.target)))
             env[old] = copy = gm.graph.node_copy(old, lambda n: env[n])
             inherit_provenance(copy, node)
+            copy.meta[INPUT_DTYPE] = _is_told_its_inputs_dtype(old)
             fresh.append(copy)
     if isinstance(result, Node):
         node.replace_all_uses_with(result)
@@ -226,6 +233,13 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
             gm.graph.erase_node(user)
     gm.graph.erase_node(node)
     return fresh
+
+
+def _is_told_its_inputs_dtype(node: Node) -> bool:
+    """Whether the call's ``dtype`` is that of its input, as ``log_softmax`` has it in a cross-entropy."""
+    dtype = argument(node, "dtype") if isinstance(node.target, OpOverload) else None
+    value = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
+    return isinstance(value, torch.Tensor) and dtype == value.dtype
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -17,6 +17,9 @@ from fxamp.graph import argument, arguments, tensor_value, writes
 from fxamp.passes.base import CastContext
 from fxamp.policy import CastRule, Category, Rule
 
+#: Key of ``node.meta`` of a call in a decomposition whose argument ``dtype`` is its input's dtype, whatever that is.
+INPUT_DTYPE = "fxamp_input_dtype"
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -66,7 +69,10 @@ def _first_tensor(node: Node) -> torch.Tensor | None:
 
 def _set_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
     """The op accumulates in and returns float32; its input is not cast. An explicit dtype wins."""
-    if not context.eligible(_first_tensor(node)) or argument(node, "dtype") is not None:
+    first, dtype = _first_tensor(node), argument(node, "dtype")
+    if first is not None and node.meta.get(INPUT_DTYPE):
+        return Edit(kwargs={"dtype": first.dtype} if dtype != first.dtype else {})
+    if not context.eligible(first) or dtype is not None:
         return Edit()
     return Edit(kwargs={"dtype": torch.float32})
 

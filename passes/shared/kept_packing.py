@@ -190,7 +190,7 @@ def _divisor(size: int | torch.SymInt, most: int) -> int:
 
 def _most(codes: _Codes, dtype: torch.dtype) -> float:
     """Return the largest bfloat16 scale whose products with codes are finite in ``dtype``."""
-    exact = torch.tensor(torch.finfo(dtype).max / codes.largest, dtype=torch.float64)
+    exact = torch.tensor(torch.finfo(dtype).max / codes.largest, dtype=torch.float64, device="cpu")
     mantissa, exponent = torch.frexp(exact)
     return float(torch.ldexp(torch.floor(mantissa * 2**8), exponent - 8))
 

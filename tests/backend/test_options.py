@@ -45,10 +45,21 @@ def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest
     monkeypatch.setattr("fxamp.backend.compilation.capture", lambda *_: pytest.fail("traced too early"))
     torch._dynamo.reset()
     with pytest.raises(kind, match=message) as caught:
-        torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2))
+        torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2, requires_grad=True))
     last = "".join(traceback.format_exception(caught.value)).rstrip().splitlines()[-1]
     assert last == f"fxamp.errors.{kind.__name__}: {caught.value}"
     assert isinstance(caught.value, torch._dynamo.exc.BackendCompilerFailed)
+
+
+def test_a_part_on_the_cpu_of_a_model_on_a_gpu_is_not_cast(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fxamp.backend.policy_choice.has_gpu", lambda _: True)
+    options, x = {"policy": "cuda-bfloat16"}, torch.ones(2, 2)
+    assert torch.compile(lambda x: x @ x, backend="fxamp", options=options)(x).dtype is torch.float32
+    assert "all its tensors are on the CPU, and policy 'cuda-bfloat16' is for device 'cuda'" in caplog.text
+    with pytest.raises(PolicyError, match=r"is for device 'cuda', but .* 'cpu'"):
+        torch.compile(torch.nn.Linear(2, 2), backend="fxamp", options=options)(x)
 
 
 def test_contradicting_modes_are_refused() -> None:

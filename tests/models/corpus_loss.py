@@ -37,5 +37,5 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _loss(value: torch.Tensor) -> torch.Tensor:
     exact = value.double() if value.dtype == torch.float64 else value.float()
-    ramp = torch.linspace(-1, 1, value.numel(), dtype=exact.dtype).view(value.shape)
+    ramp = torch.linspace(-1, 1, value.numel(), dtype=exact.dtype, device=exact.device).view(value.shape)
     return (exact * ramp).mean() + exact.square().mean()

@@ -28,7 +28,7 @@ from fxamp.policy import PACKED, ROW, TENSOR, Quantization
 #: The smallest absolute value that a scale is computed from; torchao uses the same.
 _SMALLEST = 1e-12
 
-_CASTS_SATURATE = bool(torch.tensor(1e3).to(torch.float8_e4m3fn).float().isfinite())
+_CASTS_SATURATE = bool(torch.tensor(1e3, device="cpu").to(torch.float8_e4m3fn).float().isfinite())
 
 TILE = 128, 4
 """Rows and blocks whose scales GPUs read together."""

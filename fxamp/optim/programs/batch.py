@@ -84,7 +84,7 @@ class Batch:
             return False
         tables = list(map(torch.from_numpy, addresses))
         for column, table in zip(self.columns, tables, strict=True):
-            flat = torch.empty(column.size, dtype=column.dtype)
+            flat = torch.empty(column.size, dtype=column.dtype, device="cpu")
             copy(table, column.bytes, flat, len(self.members), 0)
             if column.scalar and not known(flat.eq(flat[0]).all()):
                 return False
@@ -131,7 +131,7 @@ def batches(kinds: Sequence[int], columns: Columns, written: Sequence[bool]) -> 
 
 
 def _column(values: Sequence[Tensor], scalar: bool, written: bool) -> _Column:
-    bytes_ = torch.tensor([value.numel() * value.element_size() for value in values])
+    bytes_ = torch.tensor([value.numel() * value.element_size() for value in values], device="cpu")
     return _Column(values[0].dtype, scalar, written, sum(value.numel() for value in values), bytes_)
 
 

@@ -132,13 +132,14 @@ class Numbers:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._sent: tuple[float, ...] = ()
-        self._tensor = torch.empty(0)
+        self._tensor = torch.empty(0, device="cpu")
 
     def on_device(self, floats: Sequence[float]) -> Tensor:
         """Return the tensor of floats, without a host sync."""
         values = tuple(floats)
         if values != self._sent or self._tensor.numel() != len(values):
-            host = torch.tensor(values, dtype=torch.float64, pin_memory=self._device.type == "cuda")
+            pinned = self._device.type == "cuda"
+            host = torch.tensor(values, dtype=torch.float64, device="cpu", pin_memory=pinned)
             if self._tensor.numel() == len(values):
                 copy_across_(self._tensor, host)
             else:

@@ -9,7 +9,9 @@ from torch import Tensor
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 #: Attributes of every optimizer; a step's result does not depend on them.
-COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_opt_called", "step", "grad_scale", "found_inf"}
+COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1, device="cpu")], lr=0.1))) | {
+    *("_opt_called", "step", "grad_scale", "found_inf"),
+}
 
 _LIFTED = "a number that the step reads when it runs"
 

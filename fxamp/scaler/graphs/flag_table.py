@@ -64,7 +64,7 @@ class FlagTable:
         slots = self._slots_of(parameters)
         if len(self._indices) >= MAX_INDICES:
             self._indices.clear()
-        index = torch.tensor(slots, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        index = torch.tensor(slots, dtype=torch.int64, device="cpu", pin_memory=self._device.type == "cuda")
         self._indices[key] = moved(index, self._device)
         return self._indices[key]
 

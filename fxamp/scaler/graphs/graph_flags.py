@@ -83,7 +83,7 @@ class GraphFlags:
         self._checked = Identities()
         self._squares: dict[int, tuple[int, Tensor]] = {}
         self._tables: dict[torch.device, FlagTable] = {}
-        self._everybody = torch.empty(0)
+        self._everybody = torch.empty(0, device="cpu")
         self._wrappers: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
     # ---- attached or not ----

@@ -191,7 +191,8 @@ def _of_each(flags: Tensor, covered: Sequence[Sequence[int]], results: Sequence[
             flag and (len(every) == 1 or not bool(results[at].isfinite().all()))
             for flag, every in zip(flags.tolist(), covered, strict=True)
             for at in every
-        ]
+        ],
+        device="cpu",
     )
 
 

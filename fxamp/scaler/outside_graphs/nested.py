@@ -78,7 +78,7 @@ class _Backwards:
         self._probes = 0
         self._last = -1
         with torch.inference_mode(False), torch.enable_grad():
-            self._leaf = torch.zeros((), requires_grad=True)
+            self._leaf = torch.zeros((), device="cpu", requires_grad=True)
             self._probe = self._leaf.clone()
         self._probe.register_hook(self._note)  # type: ignore[no-untyped-call]
 

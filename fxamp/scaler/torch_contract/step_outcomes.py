@@ -71,7 +71,7 @@ class Outcomes:
             return
         if torch.cuda.is_current_stream_capturing():
             return
-        host = torch.empty((), dtype=torch.bool, pin_memory=True)
+        host = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
         host.copy_(stepped, non_blocking=True)  # read once the event says that it has arrived
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

@@ -5,9 +5,11 @@ import torch
 from support.checks.bench_graph import policy, workbench
 from torch.fx.experimental import proxy_tensor
 
-from fxamp.graph import is_composite
+from fxamp.graph import argument, is_composite
 from fxamp.passes.forward import expand_composites
+from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.expand_composites import ExpandComposites
+from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.policy import Category, Rule
 
 
@@ -37,6 +39,27 @@ def test_parts_of_parts_are_found() -> None:
     )
     bench.run(ExpandComposites())
     assert "log_softmax" in bench.text and "cross_entropy" not in bench.text
+
+
+def test_a_part_that_is_told_its_inputs_dtype_is_told_what_that_becomes() -> None:
+    """In a cross-entropy ``log_softmax`` gets the dtype of the logits, as autocast sees it too."""
+    cuda = policy(
+        Rule("products", Category.LOWER_PRECISION_FP, ("linear",)),
+        Rule("sums", Category.FP32_SET_OPT_DTYPE, ("log_softmax.int",)),
+        Rule("losses", Category.FP32, ("nll_loss",)),
+    )
+
+    def loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+        logits = torch.nn.functional.linear(x, w)
+        mine = torch.nn.functional.log_softmax(logits, 1, dtype=torch.float32)
+        return [torch.nn.functional.cross_entropy(logits, target), mine]
+
+    bench = workbench(loss, torch.ones(2, 3), torch.ones(4, 3), torch.zeros(2, dtype=torch.int64), under=cuda)
+    bench.run(ExpandComposites(), AnnotateRules(), InsertCasts())
+    dtypes = [
+        argument(node, "dtype") for node in bench.captured.module.graph.nodes if "log_softmax" in str(node.target)
+    ]
+    assert sorted(map(str, dtypes)) == ["torch.bfloat16", "torch.float32"]
 
 
 def test_the_parts_carry_the_users_source_line() -> None:

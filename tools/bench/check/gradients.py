@@ -31,7 +31,7 @@ def gradient_checks(device: str, lowering: str) -> Iterator[Check]:
 def _gradients(policy: str, device: str, lowering: str, scaled: bool, **more: Any) -> Callable[[], str]:
     def run() -> str:
         exact = policy in built_in_names()
-        draws = [draw(seed) for seed in range(DRAWS)]
+        draws = [draw(seed, "rowwise" in policy) for seed in range(DRAWS)]
         truths = [sample.truth() for sample in draws]
         try:
             ours, report = _compiled(policy, device, lowering, scaled, draws, **more)
@@ -55,7 +55,7 @@ def _compiled(
 ) -> tuple[list[dict[str, torch.Tensor]], Report]:
     """Return the gradients under the policy, true ones, and the report; with a scaler the graph scales by itself."""
     torch._dynamo.reset()
-    model: nn.Module = Net().to(device)
+    model: nn.Module = Net("rowwise" in policy).to(device)
     options: dict[str, Any] = {"policy": policy, "lowering": lowering, **more}
     if scaled:
         scaler = fxamp.GradScaler(device, init_scale=SCALE)
