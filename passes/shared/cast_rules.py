@@ -68,10 +68,14 @@ def _first_tensor(node: Node) -> torch.Tensor | None:
 
 
 def _set_dtype(node: Node, lower: torch.dtype, context: CastContext) -> Edit:
-    """The op accumulates in and returns float32; its input is not cast. An explicit dtype wins."""
+    """The op accumulates in and returns float32; its input is not cast. An explicit dtype wins.
+
+    If that is :data:`INPUT_DTYPE`, and the input is wider now, the op computes in the wider one.
+    """
     first, dtype = _first_tensor(node), argument(node, "dtype")
     if first is not None and node.meta.get(INPUT_DTYPE):
-        return Edit(kwargs={"dtype": first.dtype} if dtype != first.dtype else {})
+        wider = torch.promote_types(first.dtype, dtype)
+        return Edit(kwargs={} if wider == dtype else {"dtype": wider})
     if not context.eligible(first) or dtype is not None:
         return Edit()
     return Edit(kwargs={"dtype": torch.float32})

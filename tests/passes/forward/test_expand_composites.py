@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.checks.bench_graph import policy, workbench
 from torch.fx.experimental import proxy_tensor
+from torch.nn import functional
 
 from fxamp.graph import argument, is_composite
 from fxamp.passes.forward import expand_composites
@@ -41,25 +42,18 @@ def test_parts_of_parts_are_found() -> None:
     assert "log_softmax" in bench.text and "cross_entropy" not in bench.text
 
 
-def test_a_part_that_is_told_its_inputs_dtype_is_told_what_that_becomes() -> None:
-    """In a cross-entropy ``log_softmax`` gets the dtype of the logits, as autocast sees it too."""
-    cuda = policy(
-        Rule("products", Category.LOWER_PRECISION_FP, ("linear",)),
-        Rule("sums", Category.FP32_SET_OPT_DTYPE, ("log_softmax.int",)),
-        Rule("losses", Category.FP32, ("nll_loss",)),
-    )
-
-    def loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
-        logits = torch.nn.functional.linear(x, w)
-        mine = torch.nn.functional.log_softmax(logits, 1, dtype=torch.float32)
-        return [torch.nn.functional.cross_entropy(logits, target), mine]
-
-    bench = workbench(loss, torch.ones(2, 3), torch.ones(4, 3), torch.zeros(2, dtype=torch.int64), under=cuda)
+@pytest.mark.parametrize("cast", [Category.FP32, Category.LOWER_PRECISION_FP])
+@pytest.mark.parametrize("captured", [torch.float32, torch.bfloat16])
+def test_a_part_that_is_told_its_inputs_dtype_is_told_the_wider_one(captured: torch.dtype, cast: Category) -> None:
+    """In a cross-entropy ``log_softmax`` gets the dtype of the logits, which is another one after casts."""
+    sums = Rule("sums", Category.FP32_SET_OPT_DTYPE, ("log_softmax.int",))
+    under = policy(Rule("products", cast, ("linear",)), sums, Rule("losses", Category.FP32, ("nll_loss",)))
+    x, w, target = torch.ones(2, 3, dtype=captured), torch.ones(4, 3, dtype=captured), torch.zeros(2, dtype=torch.int64)
+    bench = workbench(lambda x, w, t: functional.cross_entropy(functional.linear(x, w), t), x, w, target, under=under)
     bench.run(ExpandComposites(), AnnotateRules(), InsertCasts())
-    dtypes = [
-        argument(node, "dtype") for node in bench.captured.module.graph.nodes if "log_softmax" in str(node.target)
-    ]
-    assert sorted(map(str, dtypes)) == ["torch.bfloat16", "torch.float32"]
+    (node,) = [node for node in bench.captured.module.graph.nodes if "log_softmax" in str(node.target)]
+    wide = captured is torch.float32 or cast is Category.FP32
+    assert argument(node, "dtype") is (torch.float32 if wide else torch.bfloat16)
 
 
 def test_the_parts_carry_the_users_source_line() -> None:
