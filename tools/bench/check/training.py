@@ -1,11 +1,13 @@
 """Steps of float16 training with overflows: skipped where torch's scaler skips, on the host, the device, in a graph."""
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fxamp
 from fxamp.tools.bench.check.check_line import Check, SkippedError, require
@@ -110,7 +112,7 @@ def _captured(device: str, lowering: str) -> Callable[[], str]:
     def run() -> str:
         if device == "cpu":
             raise SkippedError("CUDA graphs need a CUDA device")
-        with sdpa_kernel(SDPBackend.MATH):  # the backward of fused attention adds in any order
+        with _deterministic():
             return compared()
 
     def compared() -> str:
@@ -137,3 +139,18 @@ def _captured(device: str, lowering: str) -> Callable[[], str]:
         return f"{STEPS - WARM} replays equal the steps without it"
 
     return run
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let equal steps give equal bits: Inductor then measures no kernels to choose one, and cuBLAS keeps workspaces.
+
+    Two trainings that are compiled apart may add up in different orders otherwise.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with patch.dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8"):  # torch asks for it
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
