@@ -45,9 +45,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use (PEP 562)."""
+    """Import a public name, or the adapters for frameworks, on first use (PEP 562)."""
     from importlib import import_module
 
+    if name == "frameworks":
+        return import_module("fxamp.frameworks")
     if name not in _HOMES:
         from fxamp.errors import nearest
 

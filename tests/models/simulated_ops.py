@@ -15,7 +15,6 @@ from fxamp.tools.bench.cost.simulated_gpu import compiling_for_gpu
 from fxamp.tools.common.running_ops import RunningOps
 from fxamp.torch_private.parts.fx import TracingContext
 
-
 #: Views by another name, and copies of constants, which a graph makes by another op.
 _FREE = ("aten::detach", "aten::_unsafe_view", "aten::lift_fresh", "aten::lift_fresh_copy")
 

@@ -105,6 +105,12 @@ def test_importing_fxamp_and_reading_policies_starts_neither_torch_nor_triton() 
     assert not {"torch", "triton", "numpy"} & {*python("-c", script).split()}
 
 
+def test_the_adapters_for_frameworks_are_there_with_the_package() -> None:
+    script = "import sys, fxamp; fxamp.frameworks; print(*sys.modules)"
+    printed = {*python("-c", script).split()}
+    assert "fxamp.frameworks" in printed and not {"torch", "transformers"} & printed
+
+
 def test_every_public_name_is_there() -> None:
     import fxamp
 
