@@ -40,8 +40,9 @@ _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     """Trace ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
 
-    Bodies of higher-order ops are not traced. Returns a new module; ``gm`` is not changed.
+    Bodies of higher-order ops are not traced. Returns a new module; of ``gm`` at most the order of its nodes changes.
     """
+    _move_placeholders_ahead(gm.graph)
     trace = make_fx(
         lambda *args: _AtenTrace(inline_regions(gm), mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
@@ -55,6 +56,14 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
     _adopt_placeholders(gm, traced, fakes)
     traced.meta.update(gm.meta)
     return traced
+
+
+def _move_placeholders_ahead(graph: Graph) -> None:
+    """Move placeholders ahead of all calls: Dynamo 2.11 puts a size that a selective checkpoint reads behind it."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    late = [node for node in graph.find_nodes(op="placeholder", sort=True) if first < node]
+    for node in late:
+        first.prepend(node)
 
 
 class _AtenTrace(Interpreter):

@@ -146,6 +146,24 @@ def test_a_cond_is_its_branch(lowering: str) -> None:
     assert_like_autocast(conditional, leaf(4, 4), leaf(4, 4), lowering=lowering, oracle=branch)
 
 
+def test_a_loop_goes_round_in_the_dtypes_that_it_was_captured_with() -> None:
+    def body(i: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return i + 1, value * 0.5 + 1
+
+    def looped(x: torch.Tensor) -> torch.Tensor:
+        start = (torch.tensor(0), x.exp())
+        result: torch.Tensor = torch._higher_order_ops.while_loop(lambda i, _: i < 2, body, start)[1]
+        return result
+
+    x, twin = leaf(4, 4), leaf(4, 4)
+    result = compile_with(looped, "eager")(x)
+    result.sum().backward()
+    expected = body(torch.tensor(0), body(torch.tensor(0), twin.exp())[1])[1]
+    expected.sum().backward()
+    assert torch.equal(result, expected)
+    assert x.grad is not None and torch.equal(x.grad, twin.grad)
+
+
 def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 1e9, lambda a, b: a + b, lambda a, b: a @ b, (x, w))
