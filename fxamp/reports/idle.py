@@ -40,8 +40,9 @@ _RUNS_ON = (
     "rest runs as it is written (functions that it calls may be compiled; fxamp.report lists all graphs): %s"
 )
 _NO_GRAPH = "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s"
+_OTHER_TRAINS = "%s is compiled with fxamp and did not run in the first step; another one, not compiled, trains: %s"
 _COPY = (
-    "copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
+    "if that is a copy, copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
     'copy.compile(backend="fxamp", options=...)'
 )
 
@@ -128,7 +129,7 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
             return True
     for module in idle:
         if any(_is_copy(other, original(module)) for other in training):
-            _warn(module, "%s is compiled with fxamp, but what trains is a copy of it: %s", _COPY)
+            _warn(module, _OTHER_TRAINS, _COPY)
             return True
     return False
 

@@ -108,8 +108,8 @@ def a_pickled_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tenso
 COMPILES_MODULES_OF_TORCH = holds(">=2.14", torch.__version__)
 
 IDLE = {
-    a_copy: "Net is compiled with fxamp, but what trains is a copy",
-    a_pickled_copy: "Net is compiled with fxamp, but what trains is a copy",
+    a_copy: "Net is compiled with fxamp and did not run in the first step; another one, not compiled, trains",
+    a_pickled_copy: "Net is compiled with fxamp and did not run in the first step; another one, not compiled, trains",
     compiled_sequential: "Sequential is compiled with fxamp, .* Sequential is a class of torch",
     compiled_wrapper: "DistributedDataParallel is compiled with fxamp, .* DistributedDataParallel is a class of torch",
     another_method: "Net is compiled with fxamp, .* never called",
