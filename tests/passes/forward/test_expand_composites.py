@@ -33,6 +33,13 @@ def test_a_composite_with_a_rule_of_its_own_is_left_to_it() -> None:
     assert bench.run(ExpandComposites()).modified == 0
 
 
+def test_a_composite_that_the_device_has_a_kernel_for_is_left_to_it() -> None:
+    under = policy(Rule("inside", Category.FP32, ("sigmoid",)))
+    bench = workbench(lambda g, x: torch.ops.aten.silu_backward(g, x), torch.ones(2, 3), torch.ones(2, 3), under=under)
+    assert bench.run(ExpandComposites()).modified == 0
+    assert "silu_backward" in bench.text
+
+
 def test_parts_of_parts_are_found() -> None:
     deep = policy(Rule("log", Category.FP32, ("log_softmax",)))
     bench = workbench(
