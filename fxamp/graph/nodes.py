@@ -128,16 +128,19 @@ def nesting_change(target: object) -> int:
     return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
-def is_composite(target: object) -> bool:
-    """Whether ``target`` is an op that computes tensors and that eager mode decomposes into other ops.
+def is_composite(target: object, device: str = "") -> bool:
+    """Whether ``target`` is an op that computes tensors and that eager mode decomposes into other ops on ``device``.
 
-    The dispatcher calls such ops CompositeImplicitAutograd. Python decompositions that compilers register for more ops
-    do not count. Neither do queries of a tensor (``sym_size``): tracing answers them by calling the same op.
+    The dispatcher calls such ops CompositeImplicitAutograd; on ``device``, if one is given, those with a kernel of
+    their own for it do not count, such as the fused RMS norm on "cuda". Nor do Python decompositions that compilers
+    register for more ops, and queries of a tensor (``sym_size``): tracing answers them by calling the same op.
     """
     if not isinstance(target, OpOverload) or not any("Tensor" in str(r.type) for r in target._schema.returns):
         return False
     name: str = target.name()  # type: ignore[no-untyped-call]
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, torch._C.DispatchKey.CompositeImplicitAutograd)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    own = bool(device) and has_kernel(name, device.upper())
+    return not own and has_kernel(name, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def is_random(node: Node) -> bool:

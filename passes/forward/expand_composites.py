@@ -32,6 +32,7 @@ from fxamp.graph import (
     module_path,
     op_name,
     register,
+    tensor_value,
 )
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order_ops import inner_graphs
@@ -187,12 +188,9 @@ class _Expander:
 
 
 def _is_candidate(node: Node, device: str) -> bool:
-    """Whether the call may be decomposed: it is a composite, and the device has no kernel of its own for it."""
-    if node.op != "call_function" or not is_composite(node.target) or is_view(node):
+    if node.op != "call_function" or not is_composite(node.target, device) or is_view(node):
         return False
-    assert isinstance(node.target, OpOverload)
-    own_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), device.upper())  # type: ignore[no-untyped-call]
-    return not (own_kernel or node.target._schema.is_mutable)
+    return not node.target._schema.is_mutable  # type: ignore[union-attr]
 
 
 def _signature(node: Node) -> Hashable:
@@ -223,7 +221,8 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
                 old.target = register(gm, "_constant", getattr(inner, str(old.target)))
             env[old] = copy = gm.graph.node_copy(old, lambda n: env[n])
             inherit_provenance(copy, node)
-            copy.meta[INPUT_DTYPE] = _is_told_its_inputs_dtype(old)
+            if _is_told_its_inputs_dtype(old):
+                copy.meta[INPUT_DTYPE] = True
             fresh.append(copy)
     if isinstance(result, Node):
         node.replace_all_uses_with(result)
@@ -237,9 +236,10 @@ def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
 
 def _is_told_its_inputs_dtype(node: Node) -> bool:
     """Whether the call's ``dtype`` is that of its input, as ``log_softmax`` has it in a cross-entropy."""
-    dtype = argument(node, "dtype") if isinstance(node.target, OpOverload) else None
-    value = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], Node) else None
-    return isinstance(value, torch.Tensor) and dtype == value.dtype
+    if not isinstance(node.target, OpOverload) or not node.args:
+        return False
+    value = tensor_value(node.args[0])
+    return value is not None and argument(node, "dtype") == value.dtype
 
 
 def _is_tensor(leaf: Any) -> bool:

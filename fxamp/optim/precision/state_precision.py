@@ -87,8 +87,9 @@ def packed_state(
         if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
             packed[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
         if _rounds_stochastically(table, parameter, {**entry, **packed[parameter]}) and not _is_count(entry, parameter):
-            count = torch.as_tensor(entry.get(COUNT, 0), dtype=torch.int32, device=parameter.device)
-            packed[parameter][COUNT] = moved(count, parameter.device, copy=True)
+            count = entry.get(COUNT, 0)
+            known = count if isinstance(count, Tensor) else torch.tensor(count, device="cpu")
+            packed[parameter][COUNT] = moved(known.to(torch.int32), parameter.device, copy=True)
     return {owner: entry for owner, entry in packed.items() if entry}
 
 
