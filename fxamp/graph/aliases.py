@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from fxamp.graph.arguments import arguments
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
+from fxamp.graph.opaque_writes import is_functional
 from fxamp.graph.wrappers import follows_input
 
 
@@ -20,10 +21,11 @@ class AliasSets:
     """A union-find over the nodes of one graph: values that may share storage are in one set.
 
     Views are detected by the alias annotations of their op's schema, and by a table of ops that may return an input
-    although their schemas do not say so. A higher-order op is analysed by its bodies if they are known. Any other call
-    without a schema is assumed to alias everything that it reads. A conversion aliases its input only if both have the
-    same dtype. ``mutated(node)`` is true if anything in the graph may write to the memory of ``node``: a copy of such a
-    value, for example an inserted cast, is stale after the write.
+    although their schemas do not say so. A higher-order op is analysed by its bodies if they are known; a scan, a map
+    or a loop aliases nothing, unless its body writes. Any other call without a schema is assumed to alias everything
+    that it reads. A conversion aliases its input only if both have the same dtype. ``mutated(node)`` is true if
+    anything in the graph may write to the memory of ``node``: a copy of such a value, for example an inserted cast, is
+    stale after the write.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -111,7 +113,7 @@ _CONVERSIONS = frozenset({"aten::to", "aten::type_as", "aten::_to_cpu", "aten::_
 
 def aliased_inputs(node: Node) -> list[Node]:
     """Return the inputs whose memory the result of ``node`` may share; for one of several results, earlier ones too."""
-    if node.op in ("placeholder", "get_attr", "output") or _effects(node):
+    if node.op in ("placeholder", "get_attr", "output") or _effects(node) or is_functional(node):
         return []
     if node.target is operator.getitem:
         return _aliased_by_pick(node)
@@ -173,7 +175,7 @@ def writes(node: Node) -> list[Node]:
     if effects:
         return [source for effect in effects for source in effect.written]
     if not isinstance(node.target, OpOverload):
-        pure = node.target in _PURE_FUNCTIONS or follows_input(node)
+        pure = node.target in _PURE_FUNCTIONS or follows_input(node) or is_functional(node)
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
     return [
         leaf

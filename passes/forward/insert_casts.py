@@ -43,8 +43,9 @@ from fxamp.graph import (
     writes,
 )
 from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies, gradient_hook
+from fxamp.graph.opaque_writes import may_write_opaquely
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, may_write_opaquely, rejection
+from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.custom_autocast import before_cast

@@ -5,12 +5,11 @@ what real kernels accept. An op whose floating-point inputs must agree, and that
 gets mixed dtypes; an op without a 16-bit kernel on a device never gets 16-bit inputs there.
 """
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.graph import base_name, floating_inputs, is_custom, tensor_value, writes
@@ -117,38 +116,6 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
         widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)
         dtypes = dict.fromkeys(dtypes, torch.float32 if widest in NARROW else widest)
     return {source: dtype for source, dtype in dtypes.items() if _dtype(source) != dtype}
-
-
-#: Higher-order ops that never write to their operands.
-_FUNCTIONAL = frozenset(
-    {
-        "associative_scan",
-        "flex_attention",
-        "flex_attention_backward",
-        "invoke_subgraph",
-        "map_impl",
-        "scan",
-        "triton_kernel_wrapper_functional",
-        "while_loop",
-    }
-)
-
-
-def may_write_opaquely(node: Node) -> bool:
-    """Whether a node without a schema may write to its inputs: a Triton kernel's launch, an in-place call."""
-    if isinstance(node.target, HigherOrderOperator):
-        return node.target._name not in _FUNCTIONAL
-    if node.kwargs.get("out") is not None or _inplace(node):
-        return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name == "setitem" or (name.endswith("_") and not name.endswith("__"))
-
-
-def _inplace(node: Node) -> bool:
-    """Whether a Python function is called with ``inplace=True``, by position or by keyword."""
-    if not inspect.isfunction(node.target):
-        return bool(node.kwargs.get("inplace"))
-    return bool(inspect.signature(node.target).bind_partial(*node.args, **node.kwargs).arguments.get("inplace"))
 
 
 def _dtype(node: Node) -> torch.dtype:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf, leaves, run
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -162,6 +163,45 @@ def test_a_loop_goes_round_in_the_dtypes_that_it_was_captured_with() -> None:
     expected.sum().backward()
     assert torch.equal(result, expected)
     assert x.grad is not None and torch.equal(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_the_gradients_of_a_leaf_that_a_scan_reads_are_summed_as_autocast_does(lowering: str) -> None:
+    """Both products read one cast of the leaf, although a scan that reads the leaf is between them."""
+
+    def program(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = x @ w
+        if torch.compiler.is_compiling():
+            torch._higher_order_ops.scan(lambda a, b: (a + b, a * 2), x[0] * 0.5, x)
+        return first, (x @ v).tanh()
+
+    torch.manual_seed(0)
+    assert_like_autocast(program, leaf(8, 8), leaf(8, 8), leaf(8, 8), lowering=lowering)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_what_a_loop_writes_to_a_value_in_bfloat16_arrives(lowering: str) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor, in_op: bool) -> torch.Tensor:
+        h = x @ w
+
+        def turn(i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            h.mul_(2)
+            return i + 1, v * 0.5
+
+        if not in_op:
+            return h.mul_(8) * 1
+        torch._higher_order_ops.while_loop(lambda i, _: i < 3, turn, (torch.tensor(0), x))
+        return h * 1
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = program(x, w, False)
+    with torch.no_grad():
+        try:
+            result = compile_with(program, lowering)(x, w, True)
+        except TorchDynamoException as error:
+            pytest.skip(str(error).splitlines()[0])
+    assert torch.equal(result, expected.float())
 
 
 def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:

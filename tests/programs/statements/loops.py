@@ -1,5 +1,7 @@
 """Loops: of Python, which graphs hold unrolled, and those that are ops, whose bodies run in their captured dtypes."""
 
+from dataclasses import replace
+
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
@@ -41,6 +43,18 @@ def looped(d: Draft) -> None:
     d.do(f"{turn} = lambda i, v: (i + 1, {body.replace('{v}', 'v')})")
     call = f"torch._higher_order_ops.while_loop(lambda i, v: i < {turns}, {turn}, (torch.tensor(0), {x}))[1]"
     d.let(call, oracle=f"[v for v in [{x}] for i in range({turns}) for v in [{turn}(i, v)[1]]][-1]")
+
+
+@statement()
+def written_by_a_loop(d: Draft) -> None:
+    """A loop that multiplies a value in place by a power of two, which rounds nothing in any dtype."""
+    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice" or d.setting.races:
+        raise Unfit
+    h = d.let(f"{d.lowered(d.value(lambda v: v.is_floating_point()))}.detach() * 0.5")
+    turn, ones = f"lambda i, v: ((i + 1, v * 1), {h}.mul_(2.0))[0]", "(torch.tensor(0), torch.ones(2))"
+    loop = f"torch._higher_order_ops.while_loop(lambda i, v: i < 2, {turn}, {ones})"
+    with d.block("with torch.no_grad():", replace(d.place, grad=False)):
+        d.do(loop, oracle=f"{h}.mul_(4.0)")
 
 
 @statement()

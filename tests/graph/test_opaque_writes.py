@@ -1,0 +1,84 @@
+"""Which higher-order ops may write to their operands, and which share memory with them."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from torch._higher_order_ops import scan, while_loop
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+from torch.nn import functional as F
+
+from fxamp.capture import capture
+from fxamp.graph import AliasSets, writes
+from fxamp.graph.opaque_writes import is_functional
+
+map_ = torch._higher_order_ops.map
+
+
+def turns(body: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Three turns of a loop; what ``body`` returns is not used."""
+
+    def turn(i: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        body(v)
+        return i + 1, v * 0.5
+
+    return while_loop(lambda i, v: (i < 3) & (v.sum() < 1e9), turn, (torch.tensor(0), x))[1]
+
+
+READING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "scan": lambda x, w: scan(lambda v, u: (v * w[0] + u, v + u), x[0] * 2, x),
+    "map": lambda x, w: map_(lambda v: v.tanh() * w[0], x),
+    "loop": lambda x, w: turns(lambda v: v @ w, x),
+}
+
+WRITING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "method": lambda x, w: turns(lambda v: w.mul_(2), x),
+    "operator": lambda x, w: turns(lambda v: operator.imul(w, 2), x),
+    "operator's method": lambda x, w: turns(lambda v: w.__imul__(2), x),
+    "item": lambda x, w: turns(lambda v: w.__setitem__(0, 1.0), x),
+    "view": lambda x, w: turns(lambda v: w[0].add_(1), x),
+    "out": lambda x, w: turns(lambda v: torch.add(w, w, out=w), x),
+    "argument": lambda x, w: turns(lambda v: F.relu(w, inplace=True), x),
+    "statistics": lambda x, w: turns(lambda v: F.batch_norm(v, w[0], w[1], training=True), x),
+    "branch": lambda x, w: turns(lambda v: torch.cond(v.sum() < 1e9, lambda: w.mul_(2) * 1, lambda: w * 1), x),
+}
+
+
+def higher_order_node(program: Callable[..., Any], *inputs: Tensor) -> Node:
+    """Return the only higher-order node of the captured program, or skip if Dynamo refuses the program."""
+    graphs: list[GraphModule] = []
+
+    def backend(gm: GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(capture(gm, examples).module)
+        return gm.forward
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(program, backend=backend, fullgraph=True)(*inputs)
+    except TorchDynamoException as error:
+        pytest.skip(str(error).splitlines()[0])
+    (graph,) = graphs
+    (node,) = [node for node in graph.graph.nodes if isinstance(node.target, HigherOrderOperator)]
+    return node
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_body_that_does_not_write(name: str) -> None:
+    node = higher_order_node(READING[name], torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))
+    assert is_functional(node) and not writes(node)
+    sets = AliasSets(node.graph)
+    assert not any(sets.shared(result, source) for result in node.users for source in node.all_input_nodes)
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_body_that_writes(name: str) -> None:
+    x, w = torch.ones(4, 4), torch.full((4, 4), -1.0)
+    with torch.no_grad():
+        node = higher_order_node(WRITING[name], x, w)
+    assert not torch.equal(w, torch.full((4, 4), -1.0))
+    assert not is_functional(node) and any(source.op == "placeholder" for source in writes(node))
