@@ -16,7 +16,7 @@ from programs.render import source
 from programs.tensors import flat
 from programs.ways import (
     breaks,
-    frames_not_compiled,
+    frames,
     run_compiled,
     run_compiled_by_torch,
     run_eager,
@@ -64,7 +64,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused("no region of the program says anything")
         plain = expected if setting.ambient or setting.own else oracle(run_plain, program, setting)
         differences = _differences(lambda: run_compiled(program, setting), expected, plain, setting)
-        broken, uncompiled = breaks(), frames_not_compiled()
+        broken, compiled = breaks(), frames()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
         if differences and all(map(_is_value_of_a_gradient, differences)) and setting.used != ALL:
@@ -73,7 +73,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             raise Refused("a view that an autograd.Function returns has memory of its own under a named policy")
         if differences and broken:
             raise Refused(f"Dynamo breaks the graph: {broken[0]}")
-        if differences and _backend_raised(uncompiled) and _backend_raises_alone(program, setting, expected):
+        if differences and _backend_raised(compiled) and _backend_raises_alone(program, setting, expected):
             raise Refused("torch.compile alone: its backend raises, and Dynamo goes on without it")
         if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
@@ -90,7 +90,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             oracle(run_eager, program, replace(setting, used=ALL))
         if differences and _reordered(program, setting, expected, differences):
             raise Refused("autograd's gradients, their terms added in another order")
-    return differences + uncompiled if differences else []
+    return differences + compiled if differences else []
 
 
 def _is_idle(difference: str) -> bool:
@@ -134,12 +134,12 @@ def _from_zeros(program: Program, setting: Setting, plain: Outcome) -> list[str]
 def _backend_raises_alone(program: Program, setting: Setting, expected: Outcome) -> bool:
     torch._dynamo.utils.counters.clear()
     _torch_differences(program, setting, expected)
-    return _backend_raised(frames_not_compiled())
+    return _backend_raised(frames())
 
 
-def _backend_raised(uncompiled: list[str]) -> bool:
-    """Whether a backend raised for a value that only a run tells, by what :func:`frames_not_compiled` returned."""
-    return any("Backend compiler exception" in reasons for reasons in uncompiled)
+def _backend_raised(compiled: list[str]) -> bool:
+    """Whether a backend raised for a value that only a run tells, by what :func:`frames` returned."""
+    return any("Backend compiler exception" in reasons for reasons in compiled)
 
 
 def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome, differences: list[str]) -> bool:

@@ -14,10 +14,12 @@ from programs.render import build
 from programs.threads import observe_in_threads
 from programs.training import train
 from torch import Tensor
+from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.output_graph import OutputGraph
 
 import fxamp
 from fxamp.backend import auto_products
+from fxamp.backend.compilation import GraphCompilation
 
 #: Far from overflow and underflow for gradients around 1.
 _SCALE = 2.0**8
@@ -109,7 +111,7 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
         optimizes = partial(fxamp.compile_optimizer, policy=state, lowering="aot_eager") if setting.compiled else None
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
 
-    with _casting_alone(), _ends_noted():
+    with _casting_alone(), _noted():
         return _observe(start(), setting)
 
 
@@ -165,28 +167,53 @@ def breaks() -> list[str]:
     return [reason for reason in reasons if reason not in asked] + ["and skips the whole frame"] * skipped
 
 
-def frames_not_compiled() -> list[str]:
-    """How many frames Dynamo left as they are since its last reset, and all reasons that it counted."""
+def frames() -> list[str]:
+    """What Dynamo did with the frames of the last compiled run, the policies of its graphs, and why it broke them."""
     counters = torch._dynamo.utils.counters
-    total, compiled = counters["frames"]["total"], counters["frames"]["ok"]
     reasons = [*counters["unimplemented"], *counters["graph_break"]]
-    return [f"Dynamo compiled {compiled} of {total} frames: {reasons}"] if compiled < total else []
+    return [f"Dynamo's frames: {_FRAMES}; graphs: {_GRAPHS}; reasons: {reasons}"]
 
 
 #: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends
 #: on values.
 _ENDS: list[str] = []
 
+#: Each frame that Dynamo was asked to compile, and what came of it; the policy of each graph.
+_FRAMES: list[str] = []
+_GRAPHS: list[str] = []
+
 
 @contextmanager
-def _ends_noted() -> Iterator[None]:
-    compile_subgraph = OutputGraph.compile_subgraph
+def _noted() -> Iterator[None]:
+    """Note ends, frames and graphs."""
+    compile_subgraph, convert, compile_graph = (
+        OutputGraph.compile_subgraph,
+        CatchErrorsWrapper.__call__,
+        GraphCompilation.compile,
+    )
 
-    def noting(graph: OutputGraph, tx: Any, reason: Any, *args: Any, **named: Any) -> Any:
+    def ending(graph: OutputGraph, tx: Any, reason: Any, *args: Any, **named: Any) -> Any:
         if reason.graph_break:
             _ENDS.append(str(reason.reason).strip())
         return compile_subgraph(graph, tx, reason, *args, **named)
 
-    _ENDS.clear()
-    with patch.object(OutputGraph, "compile_subgraph", noting):
+    def converting(wrapper: CatchErrorsWrapper, frame: Any, *args: Any) -> Any:
+        place = len(_FRAMES)
+        _FRAMES.append(f"{frame.f_code.co_name} raised")
+        result = convert(wrapper, frame, *args)
+        code, skipped = result.guarded_code, getattr(result, "skip_reason", None)
+        _FRAMES[place] = f"{frame.f_code.co_name} {'left: ' + str(skipped) if code is None else 'compiled'}"
+        return result
+
+    def compiling(graph: GraphCompilation) -> Callable[..., Any]:
+        _GRAPHS.append(f"{getattr(graph._choice.policy, 'name', None)}, {graph._choice.why}")
+        return compile_graph(graph)
+
+    for notes in (_ENDS, _FRAMES, _GRAPHS):
+        notes.clear()
+    with (
+        patch.object(OutputGraph, "compile_subgraph", ending),
+        patch.object(CatchErrorsWrapper, "__call__", converting),
+        patch.object(GraphCompilation, "compile", compiling),
+    ):
         yield
