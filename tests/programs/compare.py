@@ -106,11 +106,14 @@ def _without_idle_of_torch(
     under a policy that captures float32. Where it cannot do that either, eager autocast says with zeros for the
     gradients of unused results, as AOTAutograd has them.
     """
-    same = _torch_differences(program, setting, expected)
-    if _raised(same):
-        same = _differences(lambda: run_compiled_by_torch(program, setting), expected, expected, setting)
-    if _raised(same):
+    ways = [_torch_differences(program, setting, expected)]
+    if setting.lowering == "eager" and "nested_regions" in program.kinds():
+        ways.append(_torch_differences(program, setting, expected, regions=False))
+    if all(map(_raised, ways)):
+        ways = [_differences(lambda: run_compiled_by_torch(program, setting), expected, expected, setting)]
+    if all(map(_raised, ways)):
         return _from_zeros(program, setting, plain)
+    same = [one for way in ways if not _raised(way) for one in way]
     left = _without_idle(differences, same)
     if any(map(_is_idle, left)) and plain is not expected:
         return _without_idle(left, _differences(lambda: run_compiled_by_torch(program, setting), plain, plain, setting))
@@ -263,9 +266,9 @@ def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
         return [f"{_RAISED} {type(error).__name__}: {_VARYING.sub('', str(error))}"]
 
 
-def _torch_differences(program: Program, setting: Setting, expected: Outcome) -> list[str]:
+def _torch_differences(program: Program, setting: Setting, expected: Outcome, regions: bool = True) -> list[str]:
     """How torch.compile alone differs from ``expected``."""
-    run = partial(run_compiled_by_torch, program, setting, ambient=not setting.own)
+    run = partial(run_compiled_by_torch, program, setting, not setting.own, regions)
     return _differences(run, expected, expected, setting)
 
 

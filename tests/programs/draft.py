@@ -55,6 +55,8 @@ class Draft:
         self._bodies: list[list[Statement]] = [[]]
         self._names = 0
         self._read: set[str] = set()
+        #: Whether the sizes of a value may depend on other values.
+        self.sizes_vary = False
 
     def first(self, kind: str) -> None:
         """Draw a statement of that kind, if it fits."""

@@ -31,15 +31,22 @@ def run_plain(program: Program, setting: Setting) -> Outcome:
     return _observe(Run(built.flat(built.module), built.module, built.inputs, _scaler(setting)), setting)
 
 
-def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = False) -> Outcome:
-    """Through torch.compile alone, in float32 or under autocast."""
+def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = False, regions: bool = True) -> Outcome:
+    """Through torch.compile alone, in float32 or under autocast.
+
+    ``regions``: as they are, under "aot_eager", because torch's "eager" has no backward of nested regions; else without
+    any, under the setting's lowering.
+    """
+    inlined = nullcontext() if regions else patch.object(torch.compiler, "nested_compile_region", lambda region: region)
 
     def start() -> Run:
         torch._dynamo.reset()
-        built, whole = build(program, Flavour.ALONE), setting.schedule == "rewritten"
+        whole = setting.schedule == "rewritten"
+        with inlined:
+            built = build(program, Flavour.ALONE)
         backend = "eager" if whole else setting.lowering
-        if backend == "eager" and "nested_regions" in program.kinds():
-            backend = "aot_eager"  # torch's "eager" has no backward of such regions
+        if regions and backend == "eager" and "nested_regions" in program.kinds():
+            backend = "aot_eager"
         compiled = torch.compile(built.module, backend=backend, fullgraph=whole)
         call = built.flat(compiled)
         evaluates = call if setting.ambient else None

@@ -58,6 +58,7 @@ def counted_experts(d: Draft) -> None:
     d.once()
     x, out, experts, scores, chosen = _routed(d)
     for number, expert in enumerate(experts):
+        d.sizes_vary = True
         rows = d.let(f"torch.where({chosen}[:, 0] == {number})[0]")
         part = d.let(f"F.linear({x}[{rows}], {expert}) * {scores}[{rows}, :1]")
         d.do(f"{out}.index_add_(0, {rows}, {_alike(d, part, out)})")

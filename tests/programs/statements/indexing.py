@@ -17,8 +17,9 @@ _READS = (
 
 @statement(weight=2)
 def index(d: Draft) -> None:
-    x = d.value(lambda v: v.dim() >= 1)
-    d.let(d.pick(_READS).replace("{}", x))
+    x, read = d.value(lambda v: v.dim() >= 1), d.pick(_READS)
+    d.sizes_vary |= "% 2 == 0]" in read
+    d.let(read.replace("{}", x))
 
 
 _SCATTERS = (

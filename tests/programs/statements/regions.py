@@ -132,7 +132,7 @@ def recurrent(d: Draft) -> None:
         x = d.let(f"{x}[:, None]")
     size = d.shape(x)[2]
     # Of any number of rows an LSTM runs as cells too.
-    code = d.pick(_LAYERS[:2] if d.setting.schedule == "larger" else _LAYERS)
+    code = d.pick(_LAYERS[:2] if d.setting.schedule == "larger" or d.sizes_vary else _LAYERS)
     gates = 4 * (3 if "gru" in code else 4 if "lstm" in code else 1)
     weights = ", ".join(d.weight(*shape) for shape in ((gates, size), (gates, 4), (gates,), (gates,)))
     d.let(code.format(x, f"torch.zeros(1, {x}.shape[0], 4)", weights))
