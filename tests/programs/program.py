@@ -150,7 +150,7 @@ class Setting:
     ``compiled``: the optimizer's step is, and keeps its state as the program does, or in 8 bits ("compiled-lean").
     ``watched``: with option "nonfinite". ``parted``: the program breaks its graph, so that one backward is made of
     those of several calls. ``traced``: Dynamo traces ``torch.autograd.grad``. ``zeros``: a result that is not used gets
-    zeros for its gradient, as AOTAutograd gives it, and not None.
+    zeros for its gradient, as AOTAutograd gives it, and not None. ``values``: which draw of the values it is run with.
     """
 
     lowering: str = "aot_eager"
@@ -166,6 +166,7 @@ class Setting:
     parted: bool = False
     traced: bool = False
     zeros: bool = False
+    values: int = 0
 
     def uses(self, result: int) -> bool:
         """Whether the loss reads the result of that number."""

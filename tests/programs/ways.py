@@ -27,7 +27,7 @@ _SCALE = 2.0**8
 
 def run_plain(program: Program, setting: Setting) -> Outcome:
     """In float32, as Dynamo captures it."""
-    built = build(program)
+    built = build(program, draw=setting.values)
     return _observe(Run(built.flat(built.module), built.module, built.inputs, _scaler(setting)), setting)
 
 
@@ -43,7 +43,7 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
         torch._dynamo.reset()
         whole = setting.schedule == "rewritten"
         with inlined:
-            built = build(program, Flavour.ALONE)
+            built = build(program, Flavour.ALONE, setting.values)
         backend = "eager" if whole else setting.lowering
         if regions and backend == "eager" and "nested_regions" in program.kinds():
             backend = "aot_eager"
@@ -69,7 +69,7 @@ def run_exact(program: Program, setting: Setting) -> Outcome:
 
 def run_in_flavour(program: Program, setting: Setting, flavour: Flavour, cached: bool = True) -> Outcome:
     """Under eager autocast, in this flavour of its source."""
-    built = build(program, flavour)
+    built = build(program, flavour, setting.values)
     module, call = built.module, built.flat(built.module)
     evaluates = call if setting.ambient else None
     call = call if setting.own and cached else _under_autocast(call, program, cached, not setting.own)
@@ -100,7 +100,7 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
 
     def start(scale: float = _SCALE) -> Run:
         torch._dynamo.reset()
-        built = build(program)
+        built = build(program, draw=setting.values)
         module, inputs = built.module, built.inputs
         if setting.schedule == "rewritten":
             rewritten = fxamp.rewrite(module, built.positional, setting.policy(program.lower))
