@@ -61,9 +61,10 @@ def _given(node: Node) -> Node | None:
     return alias_of(node) if node.target is operator.getitem else unchanged_input(node)
 
 
-def _returned_writes(node: Node) -> list[Node]:
-    """Return the inputs that an op writes to; what it returns is one of them, in every gradient mode."""
-    return writes(node) if isinstance(node.target, OpOverload) else []
+def _returned_inputs(node: Node) -> list[Node]:
+    """Return the inputs of which ``node`` may return one as it is, in every gradient mode."""
+    same = _given(node)
+    return [*(writes(node) if isinstance(node.target, OpOverload) else []), *([] if same is None else [same])]
 
 
 class CastWriter:
@@ -117,7 +118,7 @@ class CastWriter:
             return
         if node.target in _DETACHING or is_data(node):
             return
-        sources = node.all_input_nodes if self.grad_enabled else _returned_writes(node)
+        sources = node.all_input_nodes if self.grad_enabled else _returned_inputs(node)
         if any(source in self._needs_grad for source in sources):
             self._needs_grad.add(node)
             if self.grad_enabled:

@@ -47,7 +47,24 @@ def broken_with_gradients(x: Tensor, w: Tensor) -> Results:
     return h * 1, u, v
 
 
+def converted_without_gradients(x: Tensor, w: Tensor) -> Results:
+    """Nothing is converted, so that what the conversions return needs a gradient; each product casts it for itself."""
+    with torch.no_grad():
+        v = x.to(x).float()
+    h = v.tanh()
+    return (F.linear(h, w) + F.linear(h, w.tanh()),)
+
+
+def returned_without_gradients(x: Tensor, w: Tensor) -> Results:
+    with torch.no_grad():
+        v, _ = checkpoint(lambda a: (a, a * 2), x, use_reentrant=False)
+    h = v.tanh()
+    return (F.linear(h, w) + F.linear(h, w.tanh()),)
+
+
 PROGRAMS = (
+    converted_without_gradients,
+    returned_without_gradients,
     view_without_gradients,
     broken_without_gradients,
     product_with_gradients,
