@@ -78,7 +78,7 @@ class ChosenPolicy:
     ``if_it_pays``: the policy is used only if the graph's products gain from it (:meth:`settled`). ``under_autocast``:
     it follows a torch.autocast around the graph or in it. ``only_regions``: as in
     :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those in which it is valid; None for any. ``place``: the
-    location of the graph's code, for a warning.
+    location of the graph's code, for a warning. ``elsewhere``: the named policy, for another device, if that is why.
     """
 
     policy: Policy | None
@@ -88,6 +88,7 @@ class ChosenPolicy:
     only_regions: torch.dtype | None = None
     surroundings: Surroundings | None = None
     place: str = ""
+    elsewhere: Policy | None = None
 
     def settled(self, counted: Products) -> "ChosenPolicy":
         """Return the policy for a graph with these products; log it if that is float32 although there are some."""
@@ -144,7 +145,7 @@ def _by_name(
         if known.device == "cuda":
             why = f"all its tensors are on the CPU, and policy {known.name!r} is for device {known.device!r}"
             warn_once(__name__, _ON_THE_CPU, Example(_place(gm)), why)
-            return ChosenPolicy(None, why)
+            return ChosenPolicy(None, why, elsewhere=known)
     resolved = resolve_here(policy, place) if isinstance(policy, Policy) else load_here(policy, place)
     return ChosenPolicy(resolved, "named by the caller")
 
@@ -220,10 +221,11 @@ def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device |
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:
         yield lambda: os.environ.get("FXAMP_POLICY") == variable
-    if choice.policy is None or not isinstance(path, str) or not path.endswith(".toml"):
+    read, device = (choice.elsewhere, None) if choice.policy is None else (choice.policy, device)
+    if read is None or not isinstance(path, str) or not path.endswith(".toml"):
         return
     if not Path(options.named).is_absolute():
         # Programs in other folders may have equal options, for which Dynamo shares graphs.
         folder, named = os.getcwd(), options.named  # noqa: PTH109 (called in each call of a graph)
         yield lambda: os.getcwd() == folder or not is_file(named)  # noqa: PTH109
-    yield Unchanged(path, device, choice.policy)
+    yield Unchanged(path, device, read)

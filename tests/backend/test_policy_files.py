@@ -119,6 +119,16 @@ def test_a_file_that_breaks_holds_as_it_was(
     assert torch.equal(compiled(X), EXACT)
 
 
+def test_a_file_for_a_gpu_may_become_one_for_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxamp.backend.policy_choice.has_gpu", lambda _: True)
+    path = tmp_path / "mine.toml"
+    path.write_text(NARROW.replace('"cpu"', '"cuda"'))
+    compiled = compile_with(program, "eager", policy=str(path))
+    assert torch.equal(compiled(X), EXACT)
+    path.write_text(NARROW)
+    assert not torch.equal(compiled(X), EXACT)
+
+
 def test_a_new_comment_compiles_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(NARROW)
