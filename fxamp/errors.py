@@ -45,7 +45,7 @@ class ListingError(FxampError, ValueError):
 
 
 class DoubleBackwardError(FxampError, RuntimeError):
-    """A program differentiates gradients of a compiled graph (create_graph=True); AOTAutograd cannot."""
+    """A program differentiates gradients of a compiled graph (create_graph=True), which has no second derivatives."""
 
 
 class UnscaledError(FxampError, RuntimeError):

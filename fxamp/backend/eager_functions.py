@@ -6,18 +6,20 @@ Without them the op silently drops the gradient through the Function in a second
 penalty.
 """
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import DoubleBackwardError
 from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames
-from fxamp.graph.higher_order_ops import autograd_function
+from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function
 from fxamp.torch_private import untraced
 
 #: Arguments of torch's op: which saved values the program gave to ``save_for_backward``; which results it marked. If
@@ -39,33 +41,54 @@ def save_for_second_backward(gm: GraphModule) -> None:
         for node in module.graph.nodes:
             function = autograd_function(node) if _SAVED in node.kwargs else None
             if function is not None:
-                function.backward.module.meta[_SECOND] = _differentiable(function.backward.module)
+                function.backward.module.meta[_SECOND] = _second_backward(function)
                 node.target = _apply
         module.recompile()
 
 
-#: In ``meta`` of a Function's backward: the same with gradients; None if it is unknown where the program wants them.
+#: In ``meta`` of a Function's backward: the same with gradients; or why there is none, as text.
 _SECOND = "fxamp_second_backward"
 
+_UNKNOWN = (
+    "a second backward through an autograd.Function whose backward turns gradients on or off more than once; "
+    "accepted: torch.compiler.disable around the Function"
+)
+_HOOK = (
+    "a second backward through a value with a hook on its gradient: this torch's Dynamo makes an autograd.Function of "
+    "the hook, whose second derivatives are others; accepted: torch 2.13 or newer, or torch._dynamo.graph_break() "
+    "before the hook is registered"
+)
 
-def _differentiable(backward: GraphModule) -> GraphModule | None:
-    """Return ``backward`` without the calls by which Dynamo turns gradients off around it.
 
-    Itself if it is marked ``once_differentiable``. None if the program turns gradients on or off inside more than once:
-    which of the calls belong together is unknown.
+def _second_backward(function: AutogradFunction) -> GraphModule | str:
+    """Return the backward of ``function`` without the calls by which Dynamo turns gradients off around it.
+
+    Itself if it is marked ``once_differentiable``. A text if the program turns gradients on or off inside more than
+    once: which of the calls belong together is unknown; and for the hook of a value, where Dynamo has no op for it.
     """
+    if _is_hook(function.forward.module):
+        return _HOOK
+    backward = function.backward.module
     if any(_is_once(frame) for node in backward.graph.nodes for frame in source_frames(node)):
         return backward
     copied = deepcopy(backward)
     calls = copied.graph.find_nodes(op="call_function", target=_SET_GRAD)
     if [call.args[0] for call in (*calls[:1], *calls[-1:])] != [False, True] or len(calls) not in (2, 4):
-        return None
+        return _UNKNOWN
     for call in (calls[0], calls[-1]):
         copied.graph.erase_node(call)
     for call in calls[2:-1]:
         call.args = (True,)
     copied.recompile()
     return copied
+
+
+def _is_hook(forward: GraphModule) -> bool:
+    """Whether a Function is Dynamo's for ``register_hook``: it returns a view of its input that no line asks for."""
+    ops = [node for node in forward.graph.nodes if node.op == "call_function" and node.target is not _SET_GRAD]
+    if [node.target for node in ops] != [torch.ops.aten.view_as.default]:
+        return False
+    return not any("view_as" in frame.text for frame in source_frames(ops[0]))
 
 
 def _is_once(frame: SourceFrame) -> bool:
@@ -107,10 +130,14 @@ class _Captured(torch.autograd.Function):
         count, rest = len(ctx.attributes) + len(tensors), iter(tensors)
         values = [*gradients, *(ctx.attributes[at] if at in ctx.attributes else next(rest) for at in range(count))]
         again = torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
-        backward = ctx.call.backward.meta[_SECOND] if again else ctx.call.backward
-        if backward is None:
-            raise DoubleBackwardError(
-                "a second backward through an autograd.Function whose backward turns gradients on or off more than "
-                "once; accepted: torch.compiler.disable around the Function"
-            )
-        return None, *pytree.tree_leaves(backward(*values), is_leaf=lambda value: value is None)
+        first, second = ctx.call.backward, ctx.call.backward.meta[_SECOND]
+        if again and isinstance(second, str):
+            raise DoubleBackwardError(second)
+        if again and second is first:  # as in eager mode, it raises if its result is differentiated
+            return once_differentiable(lambda _, *given: _run(first, [*given, *values[len(given) :]]))(ctx, *gradients)
+        return _run(second if again else first, values)
+
+
+def _run(backward: GraphModule, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the gradients of the operands, after None for the call itself."""
+    return None, *pytree.tree_leaves(backward(*values), is_leaf=lambda value: value is None)

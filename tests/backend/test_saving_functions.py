@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.external_utils
 from support.checks.exhaustive import each_once
 from support.machines.lacks import needs_gradients_of_one_tensor, needs_writes_in_functions
 from support.oracles.like_autocast import assert_like_autocast, assert_rewritten_like_autocast, compile_with, leaf, run
@@ -37,6 +38,8 @@ from support.programs.saving_functions import (
 from torch import Tensor
 from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.utils.checkpoint import checkpoint
+
+from fxamp.errors import DoubleBackwardError
 
 Program = Callable[[Tensor, Tensor], Any]
 LOWERINGS = ("eager", "aot_eager")
@@ -166,6 +169,53 @@ def test_a_second_backward_under_eager(name: str, around: bool) -> None:
     compiled = compile_with(PROGRAMS[name], "eager", policy="auto" if around else "cpu-bfloat16")
     for ours, theirs in zip(penalized(compiled, around), penalized(PROGRAMS[name], True), strict=True):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x * x
+
+
+def test_a_function_that_is_once_differentiable_raises_in_a_second_backward_beside_others() -> None:
+    def program(x: Tensor) -> Tensor:
+        return Once.apply(x * 2).tanh() + x.sin()  # type: ignore[no-any-return,no-untyped-call]
+
+    for call in (program, compile_with(program, "eager")):
+        x = leaf(4)
+        (gradient,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            gradient.sum().backward()
+
+
+def test_a_hook_has_autocasts_second_derivatives_or_is_refused() -> None:
+    """torch 2.11's Dynamo makes a Function of the hook."""
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        h = (x @ w).tanh()
+        h.register_hook(lambda gradient: gradient * 2)
+        return h * h
+
+    def second(call: Callable[..., Tensor], autocast: bool) -> list[Tensor]:
+        x, w = leaf(4, 4), leaf(4, 4)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            result = call(x, w)
+        gradients = torch.autograd.grad(result.float().sum(), (x, w), create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, w)))  # type: ignore[arg-type]
+
+    try:
+        ours = second(compile_with(program, "eager"), False)
+    except DoubleBackwardError as error:
+        assert "hook" in str(error) and hasattr(torch._dynamo.external_utils, "_ApplyBackwardHook")
+    else:
+        assert all(map(torch.equal, ours, second(program, True)))
 
 
 @pytest.mark.exhaustive

@@ -25,7 +25,7 @@ from programs.ways import (
 )
 from torch import Tensor
 
-from fxamp.errors import CaptureError, OptionError
+from fxamp.errors import CaptureError, DoubleBackwardError, OptionError
 
 _RAISED = "raised"
 _ZEROS = "all zeros"
@@ -38,6 +38,8 @@ _SHARED = "shared memory: "
 _ORDERS = 16
 #: Why a program that returns its inputs cannot be rewritten.
 _NOTHING = "it computes nothing"
+#: What fxamp says of a hook that torch 2.11's Dynamo makes a Function of.
+_HOOKED = "a second backward through a value with a hook"
 #: What torch's checkpoints raise in eager mode too, where a policy of theirs saves what is written to.
 _MUTATED = "Tensor cached during selective activation checkpoint has been mutated"
 
@@ -261,6 +263,8 @@ def found_in(comparison: Callable[[], Iterator[str]]) -> list[str]:
         cause = error.__cause__ or error
         if isinstance(cause, OptionError) or (isinstance(error, CaptureError) and _NOTHING in str(error)):
             raise Refused(str(cause)) from error
+        if isinstance(cause, DoubleBackwardError) and _HOOKED in str(cause):
+            raise Refused(_HOOKED) from error
         if _MUTATED in str(error):
             raise Refused(_MUTATED) from error
         return [f"{_RAISED} {type(error).__name__}: {_VARYING.sub('', str(error))}"]
