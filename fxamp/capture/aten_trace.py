@@ -70,7 +70,7 @@ class _AtenTrace(Interpreter):
     """Runs a torch-level graph under make_fx, which records the ATen ops that it executes."""
 
     def __init__(self, gm: GraphModule, mode: FakeTensorMode) -> None:
-        super().__init__(gm)
+        super().__init__(gm, garbage_collect_values=False)  # an assertion reads what others have read before
         self._mode = mode
         self._tracing = tracing_mode()
         self._tracer: Any = self._tracing.tracer
@@ -78,6 +78,7 @@ class _AtenTrace(Interpreter):
         self._regions = Regions(self._tracer.graph)
         self._reads = Reads()
         self._objects: dict[Node, Node] = {}
+        self._asserted: dict[Node, Any] = {}
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph; raise CaptureError if a recorded op reads another value than the program's call."""
@@ -117,6 +118,8 @@ class _AtenTrace(Interpreter):
             return self._module(n)
         if n.target is torch.ops.aten._assert_tensor_metadata.default:
             return None  # torch.export asserts dtypes, which the policy changes
+        if n.target is torch.ops.aten._assert_scalar.default and isinstance(n.args[0], Node):
+            return self._assert(n, n.args[0])
         if is_mark(n):
             return self._regions.mark(n, tuple(self.fetch_args_kwargs_from_env(n)[0]))
         if gradient_hook(n) is not None:
@@ -233,6 +236,31 @@ class _AtenTrace(Interpreter):
         node = self._copy(n)
         node.meta.update({AUTOCAST: autocast_states(), VERBATIM: "higher-order", "val": tensor})
         return tensor
+
+    def _assert(self, n: Node, condition: Node) -> None:
+        """Record the assertion of a size that Dynamo takes for a constant: only the run tells whether it is that size.
+
+        Tracing would assert the constant. AOTAutograd does, so that under it such an assertion cannot fail.
+        """
+        if isinstance(self.env[condition], torch.SymBool):
+            self._trace(n)
+            return
+        asserted = self._number(condition)
+        node = self._tracer.graph.call_function(n.target, (asserted, *n.args[1:]))
+        inherit_provenance(node, n)
+        node.meta.update({AUTOCAST: autocast_states(), "val": None})
+
+    def _number(self, n: Node) -> Any:
+        """Record what computes a number from tensors, although tracing knows the number."""
+        if n.op == "placeholder" or isinstance(self.env[n], torch.Tensor):
+            return self._graph_value(n)
+        if n not in self._asserted:
+            args, kwargs = map_arg((n.args, n.kwargs), self._number)
+            node = self._tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
+            inherit_provenance(node, n)
+            node.meta.update({AUTOCAST: autocast_states(), "val": self.env[n]})
+            self._asserted[n] = node
+        return self._asserted[n]
 
     def _keep(self, n: Node, reason: str) -> Any:
         """Record the node verbatim, with the value that Dynamo recorded.

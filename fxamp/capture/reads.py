@@ -36,13 +36,13 @@ class Reads:
     def require_own(self) -> None:
         """Raise CaptureError if a new node reads a value that was made for no input of its call.
 
-        Sizes do not count: the tracer computes them where they are first needed.
+        Sizes do not count: they are computed where they are first needed.
         """
         for call, made in self._made.items():
             if call.op == "placeholder":
                 continue
             for node in made:
-                sized = isinstance(node.meta.get("val"), py_sym_types)
+                sized = isinstance(node.meta.get("val"), (*py_sym_types, bool, int, float))
                 for read in () if sized else node.all_input_nodes:
                     if read not in made and not any(self._is(read, source) for source in call.all_input_nodes):
                         raise _mistaken(node, read, call)

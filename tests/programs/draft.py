@@ -57,6 +57,8 @@ class Draft:
         self._read: set[str] = set()
         #: Whether the sizes of a value may depend on other values.
         self.sizes_vary = False
+        #: The weights of nested regions, by the names under which they were declared first.
+        self.region_weights: list[str] = []
 
     def first(self, kind: str) -> None:
         """Draw a statement of that kind, if it fits."""
@@ -143,6 +145,11 @@ class Draft:
         grad = not self.chance(4)
         name = self._count("w", "parameter")
         return f"self.{self._declare(Declaration(name, 'parameter', shape, torch.float32, grad, tied))}"
+
+    def first_name(self, parameter: str) -> str:
+        """The name under which a parameter was declared first: ``parameter`` may be tied to it."""
+        tied = {f"self.{d.name}": d.tied for d in self._declarations if d.tied is not None}
+        return self.first_name(f"self.{tied[parameter]}") if parameter in tied else parameter
 
     def buffer(self, *shape: int) -> str:
         """``self.b``: a buffer of that shape, an old one or a new one."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 import torch._dynamo.guards
 from programs.device import running_on
-from programs.search import Shrink, Tally, search
+from programs.search import Shrink, Tally, run_without_fxamp, search
 from programs.statements import STATEMENTS
 from programs.strategy import Focus
 from programs.workers import LIMIT, Task, run_all
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     tasks = [Task(number, focus, options.shrink, options.device) for number in range(first, first + options.programs)]
     total, counts = Tally(), Counter[str]()
     with suppress(KeyboardInterrupt):
-        for task, tally in run_all(_one, tasks, options.processes, start + 60 * options.minutes):
+        for task, tally in run_all(_one, _alone, tasks, options.processes, start + 60 * options.minutes):
             total.add(tally)
             for failure in tally.failures:
                 print(f"{'=' * 100}\nprogram {task.number}\n{failure}", flush=True)
@@ -65,6 +65,12 @@ def _one(task: Task) -> Tally:
         tally = search([task.number], task.focus, task.shrink)
     faulthandler.cancel_dump_traceback_later()
     return replace(tally, seconds=time.process_time() - start)
+
+
+def _alone(task: Task) -> None:
+    torch.set_num_threads(1)
+    with running_on(task.device):
+        run_without_fxamp(task.number, task.focus)
 
 
 def _print(total: Tally, counts: Counter[str], minutes: float) -> None:

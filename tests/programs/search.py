@@ -17,6 +17,7 @@ from programs.reduce import reduce
 from programs.render import script
 from programs.restarts import restart_differences
 from programs.strategy import Focus, cases
+from programs.ways import run_compiled_by_torch
 
 
 class Mismatch(AssertionError):
@@ -84,6 +85,16 @@ def _one(number: int, focus: Focus, shrink: Shrink) -> Tally:
         tally.failures[str(mismatch) if smaller is case else _message(smaller)] += 1
         tally.numbers.append(number)
     return tally
+
+
+@sound_dispatch()
+def run_without_fxamp(number: int, focus: Focus = _ALL) -> None:
+    """Run the program of that number through torch.compile alone, in float32 and under autocast."""
+    case = draw(number, focus)
+    with warnings.catch_warnings(action="ignore"), default_device():
+        for ambient in (False, True):
+            with suppress(Exception):
+                run_compiled_by_torch(case.program, case.setting, ambient)
 
 
 @sound_dispatch()

@@ -5,11 +5,13 @@ They are forked from one that has imported torch and fxamp, so that a new one is
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from programs.search import Shrink, Tally
 from programs.strategy import Focus
@@ -37,30 +39,38 @@ class Task:
 
 Work = Callable[[Task], Tally]
 
+#: Runs a program without fxamp.
+Alone = Callable[[Task], None]
+
 
 @dataclass
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    work: Work
+    alone: Alone
     task: Task | None = None
     since: float = 0.0
     left: int = _MOST
 
     @classmethod
-    def start(cls, work: Work, device: str) -> "_Worker":
-        context = _forkserver if device == "cpu" else _spawn
+    def start(cls, work: Work, alone: Alone, device: str) -> "_Worker":
+        context = _context(device)
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(work, theirs), daemon=True)
         process.start()
         theirs.close()
-        return cls(process, ours)
+        return cls(process, ours, work, alone)
 
     def give(self, task: Task) -> None:
         self.task, self.since, self.left = task, time.monotonic(), self.left - 1
         self.pipe.send(task)
 
     def take(self) -> Tally | None:
-        """The tally of the program that runs, a failure if the process died or hangs; None while it runs."""
+        """The tally of the program that runs; None while it runs.
+
+        A failure if the process died or hangs, unless it dies of a signal without fxamp too.
+        """
         try:
             if self.pipe.poll():
                 tally: Tally = self.pipe.recv()
@@ -68,6 +78,8 @@ class _Worker:
         except (EOFError, ConnectionError):
             self.process.join()
             self.left = 0
+            if self._dies_without_fxamp():
+                return Tally(refused=Counter({"torch.compile alone: the process dies": 1}))
             return self._failed(f"the process died with status {self.process.exitcode}")
         if time.monotonic() - self.since < LIMIT:
             return None
@@ -79,6 +91,13 @@ class _Worker:
         self.process.terminate()
         self.process.join()
 
+    def _dies_without_fxamp(self) -> bool:
+        assert self.task is not None
+        process = _context(self.task.device).Process(target=self.alone, args=(self.task,), daemon=True)
+        process.start()
+        process.join(LIMIT)
+        return process.exitcode is not None and process.exitcode < 0
+
     def _failed(self, why: str) -> Tally:
         assert self.task is not None
         tally = Tally(programs=1, numbers=[self.task.number])
@@ -86,11 +105,17 @@ class _Worker:
         return tally
 
 
-def run_all(work: Work, tasks: Sequence[Task], processes: int, until: float) -> Iterator[tuple[Task, Tally]]:
+def _context(device: str) -> Any:
+    return _forkserver if device == "cpu" else _spawn
+
+
+def run_all(
+    work: Work, alone: Alone, tasks: Sequence[Task], processes: int, until: float
+) -> Iterator[tuple[Task, Tally]]:
     """Yield each task with its tally as it ends; none begins after ``until``, of time.monotonic()."""
     _forkserver.set_forkserver_preload([*PRELOADED, "programs.search"])
     waiting = list(reversed(tasks))
-    workers = [_Worker.start(work, task.device) for task in tasks[:processes]]
+    workers = [_Worker.start(work, alone, task.device) for task in tasks[:processes]]
     try:
         while workers:
             for worker in list(workers):
@@ -100,21 +125,21 @@ def run_all(work: Work, tasks: Sequence[Task], processes: int, until: float) -> 
                     yield worker.task, tally
                     worker.task = None
                 if worker.task is None:
-                    _continue(worker, workers, work, waiting if time.monotonic() < until else [])
+                    _continue(worker, workers, waiting if time.monotonic() < until else [])
             wait([worker.pipe for worker in workers], timeout=1.0)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def _continue(worker: _Worker, workers: list[_Worker], work: Work, waiting: list[Task]) -> None:
+def _continue(worker: _Worker, workers: list[_Worker], waiting: list[Task]) -> None:
     """Give ``worker`` the next task; replace it if it is worn out, and let it go if nothing is left to do."""
     if worker.left == 0 or not waiting:
         worker.stop()
         workers.remove(worker)
         if not waiting:
             return
-        worker = _Worker.start(work, waiting[-1].device)
+        worker = _Worker.start(worker.work, worker.alone, waiting[-1].device)
         workers.append(worker)
     worker.give(waiting.pop())
 

@@ -59,13 +59,20 @@ def submodule(d: Draft) -> None:
 
 @statement()
 def nested_regions(d: Draft) -> None:
-    """Calls in a ``torch.compiler.nested_compile_region``, each of which takes the result of the one before."""
+    """Calls in a ``torch.compiler.nested_compile_region``, each of which takes the result of the one before.
+
+    All have one weight or each has its own: torch 2.13's Dynamo gives a weight that two share to later ones too.
+    """
     if d.place.body or d.place.inference or d.setting.races:
         raise Unfit
-    d.define("Nested", _NESTED)
     x = d.value(lambda v: v.dim() >= 1 and v.numel() > 0)
-    for _ in range(d.pick((2, 2, 3))):
-        weight = d.parameter(d.shape(x)[-1], d.shape(x)[-1])
+    weights = [d.parameter(d.shape(x)[-1], d.shape(x)[-1]) for _ in range(d.pick((2, 2, 3)))]
+    every = [*d.region_weights, *map(d.first_name, weights)]
+    if len(set(every)) not in (1, len(every)):
+        raise Unfit
+    d.region_weights = every
+    d.define("Nested", _NESTED)
+    for weight in weights:
         call, own = f"{d.module(f'Nested({weight})')}({x})", f"F.linear({d.lowered(x)}, {d.lowered(weight)})"
         x, _ = d.let_several(call, 2, oracle=f"({own}.tanh(), {x} * 0.5)")
 

@@ -107,7 +107,7 @@ def cell(d: Draft) -> None:
     weights = ", ".join(d.weight(*shape) for shape in ((16, size), (16, 4), (16,), (16,)))
     state = d.let(f"torch.zeros({x}.shape[0], 4)"), d.let(f"torch.zeros({x}.shape[0], 4)")
     for _ in range(2):
-        first, second = d.let_several(f"torch.lstm_cell({x}, ({state[0]}, {state[1]}), {weights})", 2)
+        first, second = d.let_several(f"torch.lstm_cell({d.lowered(x)}, ({state[0]}, {state[1]}), {weights})", 2)
         state = first, second
 
 
