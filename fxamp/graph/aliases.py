@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph.arguments import arguments
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
-from fxamp.graph.opaque_writes import is_functional
+from fxamp.graph.opaque_writes import is_functional, written_inputs
 from fxamp.graph.wrappers import follows_input
 
 
@@ -174,8 +174,10 @@ def writes(node: Node) -> list[Node]:
     effects = _effects(node)
     if effects:
         return [source for effect in effects for source in effect.written]
+    if isinstance(node.target, HigherOrderOperator):
+        return written_inputs(node)
     if not isinstance(node.target, OpOverload):
-        pure = node.target in _PURE_FUNCTIONS or follows_input(node) or is_functional(node)
+        pure = node.target in _PURE_FUNCTIONS or follows_input(node)
         return [] if pure else [source for source in node.all_input_nodes if tensor_value(source) is not None]
     return [
         leaf

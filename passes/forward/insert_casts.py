@@ -43,7 +43,7 @@ from fxamp.graph import (
     writes,
 )
 from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies, gradient_hook
-from fxamp.graph.opaque_writes import may_write_opaquely
+from fxamp.graph.opaque_writes import written_inputs
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
@@ -157,9 +157,10 @@ class _Rewriter:
         if not cast_back(node, self._captured):
             return
         casts = self._restore_inputs(node, "fxamp does not look into it")
-        if not may_write_opaquely(node):
-            return
+        written = set(written_inputs(node))  # its inputs are casts now
         for source, cast in casts.items():
+            if cast not in written:
+                continue
             why = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
             with node.graph.inserting_after(node):
                 self._writer.call(torch.ops.aten.copy_.default, source, cast, why=why)

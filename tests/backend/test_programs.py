@@ -204,6 +204,43 @@ def test_what_a_loop_writes_to_a_value_in_bfloat16_arrives(lowering: str) -> Non
     assert torch.equal(result, expected.float())
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_what_a_loop_reads_while_it_writes_to_a_buffer_is_not_written_to(lowering: str) -> None:
+    """It is saved for the backward, which a write would stop."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            with torch.no_grad():
+                torch._higher_order_ops.while_loop(lambda i, _: i < 3, partial(self._turn, h), (torch.tensor(0), x))
+            return self.second(h) + h.tanh()  # type: ignore[no-any-return]
+
+        def _turn(self, h: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.total.add_(h.float().sum(0))
+            return i + 1, v * 1
+
+    torch.manual_seed(0)
+    model, x = Counting(), leaf(2, 4)
+    try:
+        compiled = compile_with(model, lowering)
+        results, gradients = run(compiled, (x,))
+    except TorchDynamoException as error:
+        pytest.skip(str(error).splitlines()[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        h = model.first(x)
+        expected = model.second(h) + h.tanh()
+    expected.float().square().sum().backward()
+    assert torch.equal(results[0], expected.float()) and torch.allclose(compiled.total, h.float().sum(0) * 3)
+    assert gradients.keys() >= dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(gradients[name], parameter.grad)
+
+
 def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:
     def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 1e9, lambda a, b: a + b, lambda a, b: a @ b, (x, w))
