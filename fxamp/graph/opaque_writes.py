@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph.nodes import subgraphs
+from fxamp.graph.wrappers import is_wrapper
 
 #: Higher-order ops that write to their operands only where a body does, and return nothing that shares their memory
 #: unless it does. Of these, Dynamo lets the bodies of a cond and a while_loop write, and only without gradients.
@@ -112,7 +113,9 @@ def _may_share(one: Any, other: Any) -> bool:
     """Whether two values may share memory: their FakeTensors have one storage, or it is unknown."""
     if not isinstance(one, Tensor):
         return False
-    if not isinstance(other, Tensor) or torch.strided not in (one.layout, other.layout):
+    if not isinstance(other, Tensor) or is_wrapper(one) or is_wrapper(other):
+        return True
+    if one.layout is not torch.strided or other.layout is not torch.strided:
         return True
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
