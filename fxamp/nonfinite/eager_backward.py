@@ -91,6 +91,8 @@ def _mark_ops(gm: GraphModule, functions: _Functions) -> None:
 
 
 def _mark(results: Any, name: str) -> None:
+    if not torch.is_grad_enabled():  # no nodes are made, and a view that was written to raises if asked for one
+        return
     for value in _differentiable(results):
         value.grad_fn.metadata.setdefault(OP, name)  # type: ignore[union-attr]
 

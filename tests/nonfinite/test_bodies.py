@@ -49,6 +49,19 @@ def branched(h: Tensor) -> Tensor:
     return result.sum()
 
 
+def written_without_gradients(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        h[0] = 0
+    return torch.exp(h * 3).sum()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_part_may_be_written_to_under_no_grad(lowering: str) -> None:
+    assert trained(written_without_gradients, lowering, 1.0) == []
+    (found,) = trained(written_without_gradients, lowering, 20.0)
+    assert found.op == "aten::exp.default"
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_op_in_the_branch_that_ran_is_named(lowering: str) -> None:
     assert trained(branched, lowering, 1.0) == []
