@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -65,9 +65,7 @@ def trained(elsewhere: str, lowering: str, skip: str, compiled: bool) -> tuple[l
     return [parameter.detach() for parameter in model.parameters()], scaler.loss_scale
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("skip", ["host", "device"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["torch's step", "compiled step"])
+@each_once("lowering, skip, compiled", ["eager", "aot_eager"], ["host", "device"], [False, True])
 def test_training_does_not_depend_on_the_default_device(lowering: str, skip: str, compiled: bool) -> None:
     expected, scale = trained("cpu", lowering, skip, compiled)
     weights, other_scale = trained("meta", lowering, skip, compiled)
