@@ -23,7 +23,7 @@ from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import TensorType
 from fxamp.nonfinite.flow import Flow, Kind, Value
 from fxamp.passes.shared.magnitudes import MEASURED, OP
-from fxamp.torch_private import Node, after_backward, gradient_dtypes, inner_nodes, made_before, untraced
+from fxamp.torch_private import Node, after_backward, grad_fn, gradient_dtypes, inner_nodes, made_before, untraced
 
 #: Takes the numbers of a backward.
 Take = Callable[[Flow, Tensor], None]
@@ -68,7 +68,7 @@ def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow, take
         before = {gradient_edge(value).node: at for at, value in enumerate(args) if _has_gradient(value)}
         results = run(*args)
         if torch.is_grad_enabled():
-            roots = list(dict.fromkeys(value.grad_fn for value in _differentiable(results)))
+            roots = list(dict.fromkeys(_nodes(results)))
             _watch(roots, before, flows, functions, take)
         return results
 
@@ -91,18 +91,17 @@ def _mark_ops(gm: GraphModule, functions: _Functions) -> None:
 
 
 def _mark(results: Any, name: str) -> None:
-    if not torch.is_grad_enabled():  # no nodes are made, and a view that was written to raises if asked for one
-        return
-    for value in _differentiable(results):
-        value.grad_fn.metadata.setdefault(OP, name)  # type: ignore[union-attr]
+    for node in _nodes(results):
+        node.metadata.setdefault(OP, name)
 
 
 def _has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _differentiable(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+def _nodes(values: Any) -> list[Node]:
+    nodes = (grad_fn(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    return [node for node in nodes if node is not None]
 
 
 def _watch(

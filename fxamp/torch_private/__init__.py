@@ -28,6 +28,7 @@ from fxamp.torch_private.autograd import (
     autocast_dtype_of,
     calling_saved_tensors_hooks,
     function_of,
+    grad_fn,
     gradient_dtypes,
     inlines_saved_tensors_hooks,
     inner_nodes,

@@ -10,6 +10,17 @@ Node = Any
 """A node of the autograd graph; torch's own class for nodes does not cover C++ nodes."""
 
 
+def grad_fn(value: torch.Tensor) -> Node:
+    """Return the node of ``value``; None if it has none, as a view that was made under ``no_grad``.
+
+    torch raises an error if such a view is asked for its node after its base was written to. Breaks loudly.
+    """
+    meta = torch._C._autograd.CreationMeta
+    if value._is_view() and torch._C._autograd._get_creation_meta(value) == meta.NO_GRAD_MODE:
+        return None
+    return value.grad_fn
+
+
 def running_node() -> Node:
     """Return the autograd node that is running in this thread; None outside a backward. Breaks loudly."""
     return torch._C._current_autograd_node()

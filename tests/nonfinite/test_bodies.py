@@ -62,6 +62,20 @@ def test_a_part_may_be_written_to_under_no_grad(lowering: str) -> None:
     assert found.op == "aten::exp.default"
 
 
+def test_such_a_part_may_be_returned_by_an_eager_graph() -> None:
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x @ w
+        with torch.no_grad():
+            part = h[0].mul_(2)
+        return h * 1, part
+
+    x = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled = compile_with(program, policy="auto", nonfinite="log")(x, torch.ones(2, 2))
+    compiled[0].sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.full((2, 2), 2.0))
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_an_op_in_the_branch_that_ran_is_named(lowering: str) -> None:
     assert trained(branched, lowering, 1.0) == []

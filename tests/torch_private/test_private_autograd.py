@@ -66,6 +66,16 @@ def test_nodes_tell_what_they_are() -> None:
     assert private.inner_nodes(edges) == [edges[1][0]]
 
 
+def test_a_view_that_was_made_under_no_grad_has_no_node() -> None:
+    h = torch.ones(3, 2, requires_grad=True) * 2
+    with torch.no_grad():
+        part = h[0].fill_(1)
+    with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
+        _ = part.grad_fn
+    assert private.grad_fn(part) is None and private.grad_fn(torch.ones(2)) is None
+    assert private.grad_fn(h) is h.grad_fn is not None and private.grad_fn(h[1]).name() == "SelectBackward0"
+
+
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
 def test_a_function_tells_its_autocast(dtype: torch.dtype | None) -> None:
     x = torch.ones(2, requires_grad=True)
