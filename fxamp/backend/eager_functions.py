@@ -134,7 +134,7 @@ class _Captured(torch.autograd.Function):
         if again and isinstance(second, str):
             raise DoubleBackwardError(second)
         if again and second is first:  # as in eager mode, it raises if its result is differentiated
-            return once_differentiable(lambda _, *given: _run(first, [*given, *values[len(given) :]]))(ctx, *gradients)
+            return once_differentiable(lambda *_: _run(first, values))(ctx, *gradients)
         return _run(second if again else first, values)
 
 

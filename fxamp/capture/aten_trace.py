@@ -7,7 +7,7 @@ because a naive retrace drops custom gradients, and anything that fails to trace
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -78,7 +78,7 @@ class _AtenTrace(Interpreter):
         self._regions = Regions(self._tracer.graph)
         self._reads = Reads()
         self._objects: dict[Node, Node] = {}
-        self._asserted: dict[Node, Any] = {}
+        self._asserted: dict[Node, Node] = {}
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph; raise CaptureError if a recorded op reads another value than the program's call."""
@@ -245,21 +245,15 @@ class _AtenTrace(Interpreter):
         if isinstance(self.env[condition], torch.SymBool):
             self._trace(n)
             return
-        asserted = self._number(condition)
-        node = self._tracer.graph.call_function(n.target, (asserted, *n.args[1:]))
-        inherit_provenance(node, n)
-        node.meta.update({AUTOCAST: autocast_states(), "val": None})
+        self._copy(n, self._number).meta.update({AUTOCAST: autocast_states(), "val": None})
 
     def _number(self, n: Node) -> Any:
         """Record what computes a number from tensors, although tracing knows the number."""
         if n.op == "placeholder" or isinstance(self.env[n], torch.Tensor):
             return self._graph_value(n)
         if n not in self._asserted:
-            args, kwargs = map_arg((n.args, n.kwargs), self._number)
-            node = self._tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
-            inherit_provenance(node, n)
-            node.meta.update({AUTOCAST: autocast_states(), "val": self.env[n]})
-            self._asserted[n] = node
+            self._asserted[n] = self._copy(n, self._number)
+            self._asserted[n].meta.update({AUTOCAST: autocast_states(), "val": self.env[n]})
         return self._asserted[n]
 
     def _keep(self, n: Node, reason: str) -> Any:
@@ -286,8 +280,9 @@ class _AtenTrace(Interpreter):
         both = [now.to(own.dtype) if isinstance(now, torch.Tensor) else now for now, own in pairs]
         return pytree.tree_unflatten(both, structure)
 
-    def _copy(self, n: Node) -> Node:
-        args, kwargs = map_arg((n.args, n.kwargs), self._graph_value)
+    def _copy(self, n: Node, argument: Callable[[Node], Any] | None = None) -> Node:
+        """Copy ``n`` into the new graph; ``argument`` returns the copy's argument for an input of ``n``."""
+        args, kwargs = map_arg((n.args, n.kwargs), argument or self._graph_value)
         node: Node = self._tracer.graph.create_node(n.op, n.target, tuple(args), dict(kwargs), n.name)
         inherit_provenance(node, n)
         return node

@@ -158,9 +158,7 @@ class _Rewriter:
             return
         casts = self._restore_inputs(node, "fxamp does not look into it")
         written = set(written_inputs(node))  # its inputs are casts now
-        for source, cast in casts.items():
-            if cast not in written:
-                continue
+        for source, cast in ((source, cast) for source, cast in casts.items() if cast in written):
             why = f"for {node.name}: what it wrote to the cast belongs in {source.name}"
             with node.graph.inserting_after(node):
                 self._writer.call(torch.ops.aten.copy_.default, source, cast, why=why)

@@ -22,7 +22,7 @@ from torch import Tensor
 #: of a sum near one is beside one, however small its logarithm is.
 _ROUNDINGS = 16
 
-#: In how many draws of the values an error must be too large, and in how many more it is looked for.
+#: An error counts if it is too large in so many of so many other draws of the values.
 _LARGE, _DRAWS = 3, 5
 
 _ERROR = " has error "

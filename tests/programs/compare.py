@@ -92,7 +92,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
             oracle(run_eager, program, replace(setting, used=ALL))
         if differences and _reordered(program, setting, expected, differences):
             raise Refused("autograd's gradients, their terms added in another order")
-    return differences + compiled if differences else []
+    return [*differences, compiled] if differences else []
 
 
 def _is_idle(difference: str) -> bool:
@@ -142,9 +142,9 @@ def _backend_raises_alone(program: Program, setting: Setting, expected: Outcome)
     return _backend_raised(frames())
 
 
-def _backend_raised(compiled: list[str]) -> bool:
+def _backend_raised(compiled: str) -> bool:
     """Whether a backend raised for a value that only a run tells, by what :func:`frames` returned."""
-    return any("Backend compiler exception" in reasons for reasons in compiled)
+    return "Backend compiler exception" in compiled
 
 
 def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome, differences: list[str]) -> bool:

@@ -174,11 +174,11 @@ def breaks() -> list[str]:
     return [reason for reason in reasons if reason not in asked] + ["and skips the whole frame"] * skipped
 
 
-def frames() -> list[str]:
+def frames() -> str:
     """What Dynamo did with the frames of the last compiled run, the policies of its graphs, and why it broke them."""
     counters = torch._dynamo.utils.counters
     reasons = [*counters["unimplemented"], *counters["graph_break"]]
-    return [f"Dynamo's frames: {_FRAMES}; graphs: {_GRAPHS}; reasons: {reasons}"]
+    return f"Dynamo's frames: {_FRAMES}; graphs: {_GRAPHS}; reasons: {reasons}"
 
 
 #: Why graphs ended in front of more of the program since Dynamo's last reset: it counts no break at a size that depends

@@ -96,7 +96,9 @@ class _Worker:
         process = _context(self.task.device).Process(target=self.alone, args=(self.task,), daemon=True)
         process.start()
         process.join(LIMIT)
-        return process.exitcode is not None and process.exitcode < 0
+        status = process.exitcode
+        process.kill()
+        return status is not None and status < 0
 
     def _failed(self, why: str) -> Tally:
         assert self.task is not None

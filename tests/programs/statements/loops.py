@@ -48,8 +48,7 @@ def looped(d: Draft) -> None:
 @statement()
 def written_by_a_loop(d: Draft) -> None:
     """A loop that multiplies a value in place by a power of two, which rounds nothing in any dtype."""
-    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice" or d.setting.races:
-        raise Unfit
+    _require_place(d)
     h = d.let(f"{d.lowered(d.value(lambda v: v.is_floating_point()))}.detach() * 0.5")
     turn, ones = f"lambda i, v: ((i + 1, v * 1), {h}.mul_(2.0))[0]", "(torch.tensor(0), torch.ones(2))"
     loop = f"torch._higher_order_ops.while_loop(lambda i, v: i < 2, {turn}, {ones})"
@@ -68,13 +67,17 @@ def scanned(d: Draft) -> None:
     d.let_several(call, 2, oracle=f"(lambda turns: (turns[-1][0], torch.stack([two for _, two in turns])))({turns})")
 
 
+def _require_place(d: Draft) -> None:
+    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice" or d.setting.races:
+        raise Unfit
+
+
 def _of_bodies(d: Draft, *ranks: int) -> tuple[str, str]:
     """What a loop goes over, float32 for everyone, and its body, an expression of ``{v}``.
 
     Bodies run in the dtypes that they are captured with: products are autocast's where Dynamo captures under it.
     """
-    if d.place.body or d.place.inference or d.place.region or d.setting.schedule == "twice" or d.setting.races:
-        raise Unfit
+    _require_place(d)
     x = d.let(f"{d.ranked(*ranks)}.float()")
     size = d.shape(x)[-1]
     body = d.pick(_BODIES + _PRODUCTS * d.setting.ambient)

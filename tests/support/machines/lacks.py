@@ -65,6 +65,7 @@ needs_quick_fp8_products = pytest.mark.skipif(
 
 _BEFORE_2_12, _BEFORE_2_13 = (holds(condition, torch.__version__) for condition in ("<2.12", "<2.13"))
 
+needs_writing_loops = pytest.mark.skipif(_BEFORE_2_13, reason="this torch refuses loops whose bodies write")
 #: fxamp refuses such Functions there.
 needs_writes_in_functions = pytest.mark.skipif(
     _BEFORE_2_12, reason="torch.compile of this torch loses the gradient of a Function that writes to its result"
