@@ -215,9 +215,10 @@ def test_what_a_loop_reads_while_it_writes_to_a_buffer_is_not_written_to(lowerin
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.first(x)
+            y = self.second(h)
             with torch.no_grad():
                 torch._higher_order_ops.while_loop(lambda i, _: i < 3, partial(self._turn, h), (torch.tensor(0), x))
-            return self.second(h) + h.tanh()  # type: ignore[no-any-return]
+            return y + h.tanh()  # type: ignore[no-any-return]
 
         def _turn(self, h: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             self.total.add_(h.float().sum(0))
