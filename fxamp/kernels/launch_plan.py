@@ -9,8 +9,9 @@ import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,9 +100,16 @@ class Group:
         """Return the number of programs of the launch."""
         return sum(-(-numel // CHUNK) for numel in self.numels)
 
-    def block_map(self) -> Tensor:
-        """Return int64 ``[programs, 2]`` on the CPU: each program's row in the table of gradients, and its chunk."""
-        return block_map(self.numels)
+    @functools.cached_property
+    def rows(self) -> "np.ndarray[Any, Any]":
+        """Return int64 ``[gradients, 4]``: the group's table of gradients, with zeros in the columns of addresses."""
+        zeros = np.zeros(len(self.positions), np.int64)
+        return np.column_stack((zeros, zeros, self.numels, self.positions))
+
+    @functools.cached_property
+    def blocks(self) -> Tensor:
+        """Return int64 ``[2 * programs]`` on the CPU: each program's row in the table of gradients, and its chunk."""
+        return block_map(self.numels).flatten()
 
 
 def block_map(numels: Sequence[int]) -> Tensor:
@@ -125,7 +133,6 @@ class LaunchPlan:
     left: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=64)
 def make_plan(gradients: tuple[Gradient, ...], requested: Requested, wave: int) -> LaunchPlan:
     """Group the gradients of one device; ``wave`` is the number of lanes of a warp on the device, 32 or 64."""
     members: dict[Kernel, list[int]] = {}
@@ -145,10 +152,13 @@ def make_plan(gradients: tuple[Gradient, ...], requested: Requested, wave: int) 
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill the tensor's memory without gaps or overlaps, in any order of dimensions."""
-    if tensor.is_contiguous():
-        return True
+    return tensor.is_contiguous() or fills_memory(tensor.shape, tensor.stride())
+
+
+def fills_memory(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether the elements of a tensor with these strides fill its memory, as :func:`is_dense` does."""
     expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True)):
         if size == 1:
             continue
         if stride != expected:

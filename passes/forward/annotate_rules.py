@@ -5,7 +5,9 @@
    their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp leaves verbatim follow
-   their inputs, whatever a rule says.
+   their inputs, whatever a rule says. So do calls that a rule would make round whole numbers, such as positions, to 16
+   bits, unless the program itself calls them under autocast: models switch autocast off there, but some only where it
+   is on, which a graph captured without autocast does not show.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
    ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. No rule applies
    in a hook on a gradient, because eager programs run the backward outside of autocast.
@@ -33,7 +35,12 @@ from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.registered_autocast import registered_rule
 from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.whole_numbers import rounded_numbers
 from fxamp.policy import CastRule, Category, Ruling
+from fxamp.policy.model.recipe import RECIPES_OF
+
+#: The categories that round inputs to 16 bits or fewer.
+_ROUNDS = (Category.LOWER_PRECISION_FP, *RECIPES_OF)
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,11 @@ def _ruled(
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not apply")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
+    rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
     if is_view(node) and aliases().mutated(node):
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
+    if rounds and region.captured is None and (why := rounded_numbers(node, region.lower)):
+        return Decision(None, region.lower, f"{why}: not rule {rule.id}")
     if isinstance(rule, CastRule) and rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)

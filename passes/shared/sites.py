@@ -16,7 +16,7 @@ from fxamp.policy import Site, Symbol, TensorFacts
 from fxamp.policy.model.site import Number, Value, product
 
 #: Ops that copy or convert values and compute nothing.
-_MOVES = frozenset(
+MOVES = frozenset(
     f"aten::{name}" for name in ("_to_copy", "alias", "clone", "contiguous", "detach", "lift_fresh", "to", "type_as")
 ) | {"prims::convert_element_type", "prims::device_put"}
 
@@ -48,7 +48,7 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
 
 def computes(node: Node, dtype: object) -> bool:
     """Whether a call does more than view, copy or convert values, and does not name its dtype itself."""
-    return base_name(node) not in _MOVES and not is_view(node) and dtype is None
+    return base_name(node) not in MOVES and not is_view(node) and dtype is None
 
 
 def facts_of(tensor: torch.Tensor) -> TensorFacts:

@@ -49,7 +49,7 @@ def test_block_fits_the_chunk_and_the_wave() -> None:
 def test_tables_are_on_the_cpu_whatever_the_default_device() -> None:
     (group,) = make_plan((Gradient(5, F32, F32, WIDE, True),), FLAGS, 32).groups
     with torch.device("meta"):
-        assert group.block_map().device.type == "cpu"
+        assert group.blocks.device.type == "cpu"
 
 
 def test_dense_means_no_gaps_and_no_overlaps() -> None:

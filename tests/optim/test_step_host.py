@@ -36,7 +36,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often a table was sent to the device, and blocks were counted."""
-    from fxamp.kernels import launch
+    from fxamp.kernels import launch, launch_plan
     from fxamp.optim.kernels import launch as step_launch
 
     counts: Counter[str] = Counter()
@@ -50,13 +50,10 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, counted)
 
-    for module, name in (
-        (launch, "_uploaded"),
-        (launch, "_block_map"),
-        (step_launch, "_uploaded"),
-        (step_launch, "block_map"),
-    ):
+    for module, name in ((launch, "_uploaded"), (launch_plan, "block_map")):
         counting(module, name)
+    for name in ("_uploaded", "block_map"):
+        counting(step_launch, name)
     return counts
 
 

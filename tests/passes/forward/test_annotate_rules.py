@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from support.checks.bench_graph import policy, workbench
@@ -77,3 +79,39 @@ def test_a_banned_op_is_refused_with_its_advice_and_the_source_line() -> None:
     bench = workbench(lambda a: a.exp(), torch.ones(2, 2), under=banned)
     with pytest.raises(BannedOpError, match=r"(?s)take log instead.*test_annotate_rules.py:\d+: .*a\.exp\(\)"):
         bench.run(AnnotateRules())
+
+
+@pytest.mark.parametrize(
+    ("make", "whole"),
+    [
+        (lambda n: torch.arange(n)[None, :].float(), True),
+        (lambda n: torch.arange(n, dtype=torch.float32).expand(1, n), True),
+        (lambda n: torch.ones(1, n, dtype=torch.int32).cumsum(1).to(torch.float32), True),
+        (lambda n: torch.cat([torch.arange(n)[None], torch.arange(n)[None] + n]).float(), True),
+        (lambda n: (torch.arange(n)[None] < 3).long().float(), False),
+        (lambda n: torch.nn.functional.one_hot(torch.arange(n), n).float(), False),
+        (lambda n: torch.arange(n)[None].to(torch.uint8).float(), False),
+        (lambda n: torch.arange(n)[None].float() / n, False),
+    ],
+    ids=["arange", "float arange", "cumsum", "cat", "mask", "one_hot", "uint8", "scaled"],
+)
+def test_a_product_of_whole_numbers_is_not_rounded(make: Callable[[int], torch.Tensor], whole: bool) -> None:
+    """Unless the program runs it under autocast, which rounds it."""
+
+    def program(a: torch.Tensor) -> torch.Tensor:
+        return make(len(a)).matmul(a)
+
+    rules = policy(Rule("products", Category.LOWER_PRECISION_FP, ("matmul", "mm")))
+    bench = workbench(program, torch.ones(4, 2), under=rules)
+    bench.run(AnnotateRules())
+    choice = decisions(bench)["aten::matmul.default"]
+    assert (choice.rule is None) == whole
+    assert ("holds whole numbers, which torch.bfloat16 rounds from 257 on: not rule products" in choice.reason) == whole
+
+    def under_autocast(a: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return program(a)
+
+    bench = workbench(under_autocast, torch.ones(4, 2), under=rules)
+    bench.run(AnnotateRules())
+    assert decisions(bench)["aten::matmul.default"].rule is not None

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,14 +19,14 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.models import MODELS, SIZES, build
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, spread
-from fxamp.tools.bench.train import command, gradient, measure
+from fxamp.tools.bench.train import command, gradient, measure, worker
 from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment
 from fxamp.tools.bench.train.measure import compare, start_process
 from fxamp.tools.bench.train.observe import observe
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
 from fxamp.tools.bench.train.training import Training
-from fxamp.tools.bench.train.turns import order
+from fxamp.tools.bench.train.turns import Runner, order
 from fxamp.tools.common.machine import machine
 
 PLAN = Experiment("mlp", "tiny", "cpu", dtype="float16", steps=2, rounds=3, lowering="eager")
@@ -102,6 +104,30 @@ def test_a_model_may_have_other_sizes() -> None:
     assert {parameter.shape[-1] for parameter in training.module.parameters()} == {24, 10}
     comparison = Comparison(changed, machine("cpu", 1), "", "", (Measured("a", "a", seconds=((1.0,),), losses=(1.0,)),))
     assert "mlp (tiny, width 24, layers 2)" in table(comparison)
+
+
+def test_contenders_compile_at_once_and_step_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = threading.Barrier(2)
+
+    class Contender:
+        def __enter__(self) -> "Contender":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def ask(self, task: Callable[..., object], **arguments: object) -> dict[str, object]:
+            if task is worker.steps:
+                assert threading.current_thread() is threading.main_thread()
+            else:
+                meeting.wait(timeout=30)
+            return {"seconds": 1.0}
+
+    monkeypatch.setattr(measure, "start_process", lambda *_: Contender())
+    runners = [Runner("fxamp"), Runner("eager-float32")]
+    assert measure._start(runners, 0, replace(PLAN, jobs=2, rounds=2), tmp_path, None, lambda _: None)
+    assert [(runner.failed, len(runner.rounds[0]), "end" in runner.answers[0]) for runner in runners] == [
+        ("", 2, True)
+    ] * 2
 
 
 @pytest.mark.exhaustive

@@ -58,6 +58,21 @@ def test_every_has_a_row_for_each_model_and_a_column_for_each_kind_of_policy(
     assert "Measured on a machine, 20" in "\n".join(lines) and "busy" not in "\n".join(lines)
 
 
+def test_every_has_so_many_layers_or_stages(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = []
+
+    def compared(experiment: Experiment, *others: Any) -> Comparison:
+        changes.append(dict(experiment.changed))
+        return _compared(experiment, *others)
+
+    monkeypatch.setattr(measure, "compare", compared)
+    assert bench.main(["train", "--every", "--size", "tiny", "--layers", "3", "--markdown"]) == 0
+    assert changes == [{"layers": 3}] * 4 + [{"depth": 3}]
+    assert "Size tiny, 3 layers or stages, AdamW; " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("native", "size", "baseline"), [(True, "small", "autocast"), (False, "tiny", "float32")])
 def test_what_is_usual_depends_on_the_cpu(
     native: bool, size: str, baseline: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

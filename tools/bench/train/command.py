@@ -34,6 +34,7 @@ def parser(prog: str) -> Parser:
     add("--every", action="store_true", help="one table of all large models under torch and each kind of policy")
     add("--size", type=one_of(*SIZES), help=f"{', '.join(SIZES)} (default: full on cuda; small on a CPU with bfloat16)")
     add("--set", type=_dimension, action="append", metavar="NAME=N", help="another size of the model, as width=256")
+    add("--layers", type=positive, metavar="N", help="layers of the model, of resnet50 stages")
     add("--device", type=one_of(*DEVICES), default="cpu", help="cpu (default) or cuda")
     add("--dtype", type=one_of(*DTYPES), help=f"{', '.join(DTYPES)} (default: the policies', else auto: fxamp chooses)")
     add(
@@ -55,6 +56,7 @@ def parser(prog: str) -> Parser:
     add("--rounds", type=positive, help="rounds of a start (default 10; 4 for small)")
     add("--starts", type=positive, default=3, help="processes of each contender, one after the other (default 3)")
     add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
+    add("--jobs", type=positive, default=1, help="contenders that compile at once; they step in turn (default 1)")
     add("--threads", type=positive, help="CPU threads (default: 1 for tiny, else as many as torch takes)")
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")
     add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
@@ -92,8 +94,10 @@ def experiment_of(options: argparse.Namespace, model: str) -> Experiment:
     require(model)
     usual = "full" if options.device == "cuda" else "small" if native_bfloat16("cpu") else "tiny"
     size, changed = options.size or usual, dict(options.set or ())
+    if options.layers:
+        changed["depth" if "depth" in sizes(model, size, {}) else "layers"] = options.layers
     sizes(model, size, changed)
-    fields = ("device", "starts", "seed", "lowering", "optimizer", "policy_optimizer", "all_results", "max_norm")
+    fields = ("device", "starts", "jobs", "seed", "lowering", "optimizer", "policy_optimizer", "all_results")
     steps, rounds = _AMOUNTS[size]
     return Experiment(
         model,
@@ -104,6 +108,7 @@ def experiment_of(options: argparse.Namespace, model: str) -> Experiment:
         threads=options.threads or (1 if size == "tiny" else torch.get_num_threads()),
         steps=options.steps or steps,
         rounds=options.rounds or rounds,
+        max_norm=options.max_norm,
         **{name: getattr(options, name) for name in fields},
     )
 

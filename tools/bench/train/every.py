@@ -8,7 +8,7 @@ from fxamp.errors import OptionError
 from fxamp.tools.bench.report import Report, drawn
 from fxamp.tools.bench.train.experiment import AUTOCAST, FLOAT32_COMPILED, Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured, value_of
-from fxamp.tools.bench.train.table import MISSING, busy, size, table, versions
+from fxamp.tools.bench.train.table import MISSING, busy, milliseconds, size, table, versions
 from fxamp.tools.common.interrupt import so_far
 
 #: The policies of the table, after the name of the device and the dtype.
@@ -33,13 +33,13 @@ def report_every(
     for option in ("model", "set", "contenders", "baseline", "chart"):
         if getattr(options, option):
             raise OptionError(
-                f"--{option} is for one model; accepted beside --every: --policy, --size, --dtype, --rounds"
+                f"--{option} is for one model; accepted beside --every: --policy, --layers, --size, --dtype, --rounds"
             )
     dtype = "bfloat16" if options.dtype in (None, "auto") else options.dtype
     options.policy = options.policy or [f"{options.device}-{dtype}{kind}" for kind in KINDS]
     experiments = [experiment_of(options, model) for model in EVERY]
     done: list[Comparison] = []
-    with so_far(lambda: summary(done) if done else ""):
+    with so_far(lambda: _tables(done) if done else ""):
         for experiment in experiments:
             say(f"{experiment.model} ...")
             names = [FLOAT32_COMPILED, AUTOCAST, *experiment.policies]
@@ -54,8 +54,11 @@ def report_every(
         for contender in comparison.contenders
         if contender.failed
     )
-    parts = [summary(done), *(table(comparison) for comparison in done)]
-    return Report(document, "\n\n\n".join(parts), summary(done, markdown=True), failed)
+    return Report(document, _tables(done), summary(done, markdown=True), failed)
+
+
+def _tables(done: Sequence[Comparison]) -> str:
+    return "\n\n\n".join([summary(done), *(table(comparison) for comparison in done)])
 
 
 def summary(done: Sequence[Comparison], markdown: bool = False) -> str:
@@ -76,7 +79,7 @@ def _cell(comparison: Comparison, contender: Measured) -> str:
     if contender.name == comparison.baseline:
         memory, error = (value_of(contender, name) for name in _NUMBERS)
         shown = (MISSING if memory is None else size(memory), MISSING if error is None else f"{error:.1e}")
-        return " / ".join((f"{1e3 * comparison.step(contender):.0f} ms", *shown))
+        return " / ".join((f"{milliseconds(comparison, contender)} ms", *shown))
     ratios = (time.spread.median, *(comparison.ratio(contender, name) for name in _NUMBERS))
     return " / ".join(MISSING if ratio is None else f"{ratio:.2f}" for ratio in ratios)
 
@@ -86,12 +89,13 @@ def _about(done: Sequence[Comparison]) -> str:
     experiment = first.experiment
     ratios = [ratio for one in done for contender in one.contenders if (ratio := one.time_ratio(contender))]
     doubt = max((ratio.doubt for ratio in ratios), default=0.0)
+    depth = "".join(f"{number} layers or stages, " for number in experiment.changed.values())
     lines = [
         "In each cell: time of a step / its peak memory beside parameters, optimizer state and batches / error of the "
         "gradient against float64. Those of torch.compile + autocast are numbers, the others ratios to them.",
         f"Measured on {first.machine['device']}, {date.today()}; {versions(first)}. Size {experiment.size}, "
-        f"{experiment.optimizer}; {experiment.starts} starts of {experiment.rounds} rounds of {experiment.steps} "
-        f"steps, in turn. A contender's starts differ by at most {doubt:.0%}.",
+        f"{depth}{experiment.optimizer}; {experiment.starts} starts of {experiment.rounds} rounds of "
+        f"{experiment.steps} steps, in turn. A contender's starts differ by at most {doubt:.0%}.",
         *busy(first),
     ]
     return "\n".join(lines)

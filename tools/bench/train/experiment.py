@@ -39,7 +39,8 @@ class Experiment:
     ``lowering`` is that of the compiled contenders. ``optimizer`` is a name of :data:`OPTIMIZERS`;
     ``policy_optimizer``: whether a policy's ``[optimizer]`` table is in use, by a compiled step. ``all_results``:
     whether all results of the model leave it, not the loss alone. ``max_norm`` is the norm that gradients are clipped
-    to, or None. ``changed`` holds dimensions of the model that are not those of ``size``.
+    to, or None. ``changed`` holds dimensions of the model that are not those of ``size``. ``jobs``: how many contenders
+    compile at once.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Experiment:
     all_results: bool = False
     max_norm: float | None = None
     changed: Mapping[str, int] = field(default_factory=dict)
+    jobs: int = 1
 
     @property
     def contenders(self) -> "Mapping[str, Contender]":

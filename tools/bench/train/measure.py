@@ -3,6 +3,7 @@
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,8 +34,10 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
         finished = all(_start(runners, number, experiment, folder, reference, say) for number in starts)
     float32 = next((name for name in FLOAT32 if name in names), "")
     results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
-    notes = (f"The gradient's error is not measured: {without}.",) if without else ()
-    return Comparison(experiment, facts, baseline, float32, results, notes, interrupted=not finished)
+    notes = [f"The gradient's error is not measured: {without}."] if without else []
+    if experiment.jobs > 1:
+        notes.append(f"{experiment.jobs} contenders compiled at once: seconds of compiling include their waiting.")
+    return Comparison(experiment, facts, baseline, float32, results, tuple(notes), interrupted=not finished)
 
 
 def _reference(experiment: Experiment, file: Path, say: Say) -> tuple[Path | None, str]:
@@ -59,12 +62,15 @@ def _start(
     """Start all contenders, let them take their turns, and end their processes; return False after Ctrl-C."""
     try:
         with ExitStack() as stack:
-            for runner in order(runners, number):
+
+            def start(runner: Runner) -> None:
                 say(f"{runner.name}, start {number + 1} of {experiment.starts} ...")
-                runner.attempt(lambda runner: _start_one(runner, experiment, folder, stack))
+                _start_one(runner, experiment, folder, stack)
+
+            _each(order(runners, number), start, experiment.jobs)
             whole = take_turns(runners, experiment.rounds, experiment.steps, f"start {number + 1}")
-            for runner in runners if number == 0 else ():
-                runner.attempt(lambda runner: runner.ask(worker.end, reference=reference))
+            if number == 0:
+                _each(runners, lambda runner: runner.ask(worker.end, reference=reference), experiment.jobs)
     except KeyboardInterrupt:
         if number == 0:
             raise
@@ -72,6 +78,16 @@ def _start(
             del runner.answers[number:], runner.rounds[number:]
         return False
     return whole
+
+
+def _each(runners: Sequence[Runner], task: Callable[[Runner], object], jobs: int) -> None:
+    """Let each do the task, ``jobs`` of them at once."""
+    if jobs == 1:
+        for runner in runners:
+            runner.attempt(task)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(lambda runner: runner.attempt(task), runners))
 
 
 def _start_one(runner: Runner, experiment: Experiment, folder: Path, stack: ExitStack) -> None:

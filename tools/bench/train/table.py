@@ -106,7 +106,8 @@ def _starts(comparison: Comparison, contender: Measured) -> str:
     return MISSING if ratio is None else " ".join(f"{start:.2f}" for start in ratio.starts)
 
 
-def _milliseconds(comparison: Comparison, contender: Measured) -> str:
+def milliseconds(comparison: Comparison, contender: Measured) -> str:
+    """Return the time of a step."""
     if not contender.seconds:
         return MISSING
     step = 1e3 * comparison.step(contender)
@@ -173,7 +174,7 @@ def _error(value: float) -> str:
 
 
 _STEP: dict[str, _Cell] = {
-    "step, ms": _milliseconds,
+    "step, ms": milliseconds,
     "ratio": _time_ratio,
     "each start's": _starts,
     "CPU time": _cpu_ratio,
