@@ -66,7 +66,7 @@ class Participants:
         late = any(isinstance(member, UnusedResults) for member in self.members)
         if late or self.policy is None:
             return self
-        return replace(self, members=(UnusedResults(self.policy, expected=False), *self.members))
+        return replace(self, members=(UnusedResults(self.policy, expected=False, overwrites=True), *self.members))
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
         """Change the captured graph with its casts, for ``inputs``; ``listing`` describes the graph."""
@@ -144,7 +144,7 @@ def _of_policy(policy: Policy, options: Options, gm: GraphModule, ended: str) ->
     if policy.has_rules_for(KEPT):
         members.append(KeepRules(policy))
     if options.lowering != "eager" and (options.scaler is not None or not ended) and may_be_unused(gm):
-        members.append(UnusedResults(policy))
+        members.append(UnusedResults(policy, overwrites=options.lowering == "inductor"))
     if policy.has_rules_for("backward"):
         members.append(BackwardRules(policy))
     if options.scaler is not None:

@@ -2,10 +2,11 @@
 
 Only a run of the backward shows whether a result is used. So a hook makes autograd pass None for unused ones, and the
 backward graph is compiled when it first runs, without the gradients that are None; another set of them compiles it
-again.
+again. So does a run that keeps the graph, if the kernels overwrite saved tensors.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
@@ -25,8 +26,9 @@ from fxamp.torch_private import (
     compiled_by_aot,
     compiling_again,
     function_of,
-    keep_if_retained,
     keep_saved_tensors,
+    keeps_graph,
+    overwriting_saved,
     running_metadata,
     running_node,
     subclass_metadata,
@@ -50,20 +52,19 @@ class UnusedResults(Participant):
     """Compiles the backward when it first runs; ``expected``: whether autograd is asked for None instead of zeros.
 
     Wrappers such as DTensor still get zeros, as does compiled autograd, which compiles the backward itself and traces
-    before the hooks run.
+    before the hooks run. ``overwrites``: whether kernels may overwrite saved tensors; a backward that keeps the graph,
+    by ``retain_graph``, is then compiled apart.
     """
 
     policy: Policy
     expected: bool = True
+    overwrites: bool = False
 
     @property
     def key(self) -> object:
-        return self.expected
+        return self.expected, self.overwrites
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
-        if self.expected:  # the first backward shows whether saved tensors must stay
-            return compiler
-
         def compile_keeping(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
             keep_saved_tensors()
             return compiler(gm, inputs)
@@ -86,30 +87,32 @@ class UnusedResults(Participant):
         entering = set(tangents(gm))
         positions = [at for at, node in enumerate(nodes) if node in entering]
         again, lock = compiling_again(), Lock()
-        variants: dict[frozenset[int], Boxed] = {}
+        variants: dict[tuple[frozenset[int], bool], Boxed] = {}
 
-        def variant(absent: frozenset[int]) -> Boxed:
+        def variant(absent: frozenset[int], overwrites: bool) -> Boxed:
             graph = deepcopy(gm)
             if absent:
                 run_traced(graph, self.policy, DropUnusedResults(tuple(nodes[at].name for at in sorted(absent))))
-            with again(), running_metadata():
+            with again(), running_metadata(), overwriting_saved() if overwrites else nullcontext():
                 return compiler(graph, [value for at, value in enumerate(inputs) if at not in absent])
 
         def run(args: list[Any]) -> Any:
             absent = frozenset([at for at in positions if args[at] is None])
-            if not absent and absent in variants:
-                return variants[absent](args)
+            overwrites = self.overwrites and not keeps_graph()
+            if not absent and (absent, overwrites) in variants:
+                return variants[absent, overwrites](args)
             with lock:
-                if absent not in variants and len(variants) >= MOST:
+                known = {absent for absent, _ in variants}
+                if absent not in known and len(known) >= MOST:
                     for at in absent:
                         value = nodes[at].meta["val"]
                         args[at] = torch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
                     absent = frozenset()
-                if absent not in variants:
-                    variants[absent] = variant(absent)
+                if (absent, overwrites) not in variants:  # one that keeps saved tensors serves all runs
+                    variants[absent, overwrites] = variants.get((absent, False)) or variant(absent, overwrites)
             for at in sorted(absent, reverse=True):
                 del args[at]
-            return variants[absent](args)
+            return variants[absent, overwrites](args)
 
         return takes_list(run)
 
@@ -139,6 +142,6 @@ def _ask(_: Any) -> None:
     node = running_node()
     if node is None:  # under compiled autograd
         return
-    keep_if_retained(node)
+    keep_saved_tensors(node)
     if subclass_metadata(function_of(node)) is None:
         node.set_materialize_grads(False)

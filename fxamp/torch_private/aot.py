@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch._guards import CompileContext, TracingContext, compile_context, traci
 from torch.fx import traceback as fx_traceback
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxamp.torch_private.autograd import Node, function_of, keeps_graph, running_node
+from fxamp.torch_private.autograd import Node, function_of, running_node
 from fxamp.torch_private.tracing import compiling_flag, without_autocast
 
 
@@ -99,28 +100,39 @@ def compiling_again() -> Callable[[], AbstractContextManager[None]]:
     return again
 
 
-def keep_saved_tensors() -> None:
-    """Forbid the kernels of the graph that AOTAutograd is compiling to overwrite tensors that the forward saved.
+def keep_saved_tensors(node: Node | None = None) -> None:
+    """Forbid the kernels of a backward to overwrite tensors that the forward saved, except :func:`overwriting_saved`.
 
     So ``retain_graph=True`` works as in eager mode. torch reads the list of donated buffers at run time too. torch's
     config switch leaves None there, which torch treats as a non-empty list. If torch renames the list,
     ``retain_graph=True`` raises an error from torch.
+
+    ``node``: autograd's node of the graph; None for the graph that AOTAutograd is compiling.
     """
-    metadata = current_metadata()
-    if metadata is not None:
-        metadata.bw_donated_idxs = []
+    for metadata in [current_metadata()] if node is None else graph_metadata(function_of(node)):
+        if metadata is not None and metadata.bw_donated_idxs != []:
+            metadata.fxamp_donated, metadata.bw_donated_idxs = metadata.bw_donated_idxs, []
 
 
-def keep_if_retained(node: Node) -> None:
-    """If the first backward of the graph of ``node`` keeps the graph, forbid its kernels to overwrite saved tensors.
+@contextmanager
+def overwriting_saved() -> Iterator[None]:
+    """Let the backward that is compiled inside overwrite the tensors that :func:`keep_saved_tensors` forbade.
 
-    As :func:`keep_saved_tensors`, for a backward that AOTAutograd does not compile when it first runs.
+    It must not run if its graph is kept for another backward.
     """
-    for metadata in graph_metadata(function_of(node)):
-        if metadata is not None and not getattr(metadata, "fxamp_has_run", False):
-            metadata.fxamp_has_run = True
-            if keeps_graph():
-                metadata.bw_donated_idxs = []
+    context = TracingContext.try_get()
+    donated = getattr(current_metadata(), "fxamp_donated", None)
+    if context is None or donated is None:
+        yield
+        return
+    metadata = context.fw_metadata
+    overwriting: Any = copy(metadata)  # at run time, other threads read the list of the graph's own
+    overwriting.bw_donated_idxs = donated
+    context.fw_metadata = overwriting
+    try:
+        yield
+    finally:
+        context.fw_metadata = metadata
 
 
 def donated_inputs() -> list[int] | None:

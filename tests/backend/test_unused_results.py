@@ -12,7 +12,8 @@ from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.backend import unused_results
+from fxamp import torch_private as private
+from fxamp.backend import inductor, unused_results
 from fxamp.tools.common.running_ops import RunningOps
 
 #: Every choice of three results, one after another, and some again: more than are compiled for.
@@ -151,6 +152,39 @@ def test_a_retained_graph_runs_for_one_result_and_then_for_another(scaled: bool,
         scale(ours[at].float().sum()).backward(retain_graph=True)
         theirs[at].sum().backward(retain_graph=True)
         assert_same(net, reference)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("results", [1, 2])
+def test_kernels_overwrite_saved_tensors_unless_the_graph_is_kept(
+    results: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch's kernels do, which is a third of a large model's memory: a loss's gradient in the place of logits."""
+    overwritten = []
+
+    def donated_inputs() -> list[int] | None:
+        overwritten.append(private.donated_inputs())
+        return overwritten[-1]
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        y = (x @ w).float().exp().tanh()
+        return (y.sum(), y)[:results]
+
+    monkeypatch.setattr(inductor, "donated_inputs", donated_inputs)
+    scaler = fxamp.GradScaler("cpu", init_scale=128.0)
+    run = torch.compile(program, backend="fxamp", options={"policy": "cpu-float16", "scaler": scaler})
+    x, w, gradients = torch.rand(4, 4), torch.rand(4, 4, requires_grad=True), []
+    for kept in (False, True, False):
+        w.grad = None
+        (loss, *_) = run(x, w)
+        if kept:
+            scaler.scale(loss).backward(retain_graph=True)
+        scaler.scale(loss).backward()
+        assert w.grad is not None
+        gradients.append(w.grad / 2 if kept else w.grad)
+    torch.testing.assert_close(gradients, gradients[:1] * 3, rtol=0, atol=0)
+    forward, once, again = overwritten
+    assert (bool(forward), bool(once), bool(again)) == (False, True, False)
 
 
 def test_results_that_share_memory_and_inputs_that_are_written_to() -> None:

@@ -10,7 +10,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext, TracingContext
+from torch._guards import CompileContext, TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 
 from fxamp import torch_private as private
 
@@ -88,13 +89,16 @@ def test_a_backward_that_is_compiled_late_finds_its_metadata() -> None:
 
     y = torch.compile(quadrupled, backend=aot_autograd(fw_compiler=compiler))(torch.ones(2, requires_grad=True))
     metadata = private.graph_metadata(private.function_of(y.grad_fn))[0]
-    y.register_hook(lambda _: private.keep_if_retained(y.grad_fn))
-    y.sum().backward(retain_graph=True)
-    assert metadata.bw_donated_idxs == []
     metadata.bw_donated_idxs = [0]
-    private.keep_if_retained(y.grad_fn)
-    assert metadata.bw_donated_idxs == [0], "its kernels are already compiled for it"
-    assert [actual for actual, _ in calls] == [metadata]
+    y.register_hook(lambda _: private.keep_saved_tensors(y.grad_fn))
+    y.sum().backward(retain_graph=True)
+    assert metadata.bw_donated_idxs == [] and [actual for actual, _ in calls] == [metadata]
+    with tracing(TracingContext(FakeTensorMode())):
+        TracingContext.get().fw_metadata = metadata
+        private.keep_saved_tensors()
+        with private.overwriting_saved():
+            assert private.donated_inputs() == [0] and metadata.bw_donated_idxs == []
+        assert private.donated_inputs() == [] and private.current_metadata() is metadata
 
 
 def test_what_is_computed_again_is_not_kept() -> None:
