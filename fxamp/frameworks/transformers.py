@@ -58,10 +58,10 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         drop_logits: bool = False,
         **compile_arguments: Any,
     ) -> None:
-        self._given = {"policy": policy, "scaler": scaler, "options": options, **compile_arguments}
+        self._arguments = {"policy": policy, "scaler": scaler, "options": options, **compile_arguments}
         if drop_logits:
-            self._given["drop_logits"] = True
-        if _LOST in self._given.values():
+            self._arguments["drop_logits"] = True
+        if _LOST in self._arguments.values():
             raise OptionError(
                 "FxampCallback was made with objects that a checkpoint cannot hold; leave "
                 "restore_callback_states_from_checkpoint out: the scaler's state is restored without it"
@@ -131,12 +131,12 @@ class FxampCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the arguments, and the scaler's state."""
         attributes = {} if self.scaler is None else {"restored": self.scaler.state_dict()}
-        return {"args": {name: _plain(value) for name, value in self._given.items()}, "attributes": attributes}
+        return {"args": {name: _plain(value) for name, value in self._arguments.items()}, "attributes": attributes}
 
     def _compile(self, model: Any) -> None:
         if model is None or model is self._compiled:
             return
-        if "drop_logits" in self._given and vars(model).get("loss_type", "") is None:
+        if "drop_logits" in self._arguments and vars(model).get("loss_type", "") is None:
             model.loss_type = "ForCausalLM"  # its loss; otherwise transformers logs first, which breaks the graph
         self._setup.compile_in_place(model)
         self._compiled = model

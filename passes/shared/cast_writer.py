@@ -56,14 +56,14 @@ def _origin(value: torch.Tensor | None) -> AutogradInfo:
     return AutogradInfo(True, value.is_leaf and not value._is_view() and value.dtype is torch.float32)
 
 
-def _given(node: Node) -> Node | None:
+def _same_tensor(node: Node) -> Node | None:
     """Return the input that ``node`` returns unchanged; None if there is none."""
     return alias_of(node) if node.target is operator.getitem else unchanged_input(node)
 
 
 def _returned_inputs(node: Node) -> list[Node]:
     """Return the inputs of which ``node`` may return one as it is, in every gradient mode."""
-    same = _given(node)
+    same = _same_tensor(node)
     return [*(writes(node) if isinstance(node.target, OpOverload) else []), *([] if same is None else [same])]
 
 
@@ -135,7 +135,7 @@ class CastWriter:
 
     def original(self, node: Node) -> Node:
         """Return the value that conversions and bodies returned unchanged as ``node``, such as a leaf."""
-        while (same := _given(node)) is not None:
+        while (same := _same_tensor(node)) is not None:
             node = same
         return node
 

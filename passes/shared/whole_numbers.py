@@ -4,7 +4,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxamp.graph import base_name, floating_inputs, is_float_tensor, tensor_value
+from fxamp.graph import base_name, floating_inputs, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.passes.shared.sites import MOVES
 
@@ -30,15 +30,23 @@ def rounded_numbers(call: Node, lower: torch.dtype) -> str:
 
 
 def _is_whole(value: Node) -> bool:
-    """Whether the elements of ``value`` are whole numbers: those of a wide integer tensor that are more than marks."""
-    tensor = tensor_value(value)
-    wide = tensor is not None and tensor.dtype in _WIDE
-    if not isinstance(value.target, OpOverload):
-        return wide
-    name = base_name(value)
-    if name in _MARKS or not (wide or is_float_tensor(value)):
-        return False
-    if name in MOVES or name in _PICKS or is_view(value):
-        sources = value.all_input_nodes if name in _JOINS else value.all_input_nodes[:1]
-        return any(_is_whole(source) for source in sources)
-    return name in _COUNTS or wide
+    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor that are more than marks."""
+    waiting, seen = [value], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        name = base_name(node) if isinstance(node.target, OpOverload) else ""
+        if name in MOVES or name in _PICKS or is_view(node):
+            tensor = tensor_value(node)
+            if tensor is not None and (tensor.is_floating_point() or tensor.dtype in _WIDE):
+                waiting += node.all_input_nodes if name in _JOINS else node.all_input_nodes[:1]
+        elif name in _COUNTS or (_is_wide(node) and name not in _MARKS):
+            return True
+    return False
+
+
+def _is_wide(node: Node) -> bool:
+    tensor = tensor_value(node)
+    return tensor is not None and tensor.dtype in _WIDE

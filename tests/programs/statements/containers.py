@@ -45,4 +45,4 @@ def counted(d: Draft) -> None:
     x = d.value(lambda v: v.dim() >= 1)
     n = d.let(d.pick(_COUNTED).replace("{}", x))
     if d.chance():
-        d.let(d.pick(("{n} * 0.5", "{n}.float().mean() * {x}", "{n}.to({x})", "{x} + {n}.sum()")).format(n=n, x=x))
+        d.let(d.pick(("{n} * 0.5", "{n}.float().mean() * {x}", "{n}.to({x}) / 3", "{x} + {n}.sum()")).format(n=n, x=x))
