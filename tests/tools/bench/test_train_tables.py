@@ -16,6 +16,7 @@ from fxamp.tools.bench.process import Process
 from fxamp.tools.bench.train import measure
 from fxamp.tools.bench.train.experiment import Experiment
 from fxamp.tools.bench.train.result import Comparison, Measured
+from fxamp.tools.bench.train.table import table
 from fxamp.tools.bench.train.turns import Runner
 
 _MEMORY = {"memory_how": "a count", "memory_peak": 3e6}
@@ -71,6 +72,16 @@ def test_every_has_so_many_layers_or_stages(
     assert bench.main(["train", "--every", "--size", "tiny", "--layers", "3", "--markdown"]) == 0
     assert changes == [{"layers": 3}] * 4 + [{"depth": 3}]
     assert "Size tiny, 3 layers or stages, AdamW; " in capsys.readouterr().out
+
+
+def test_only_a_gpu_has_a_column_for_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Experiment("mlp", "tiny", "cuda")
+    comparison = _compared(plan, ["fxamp"], "fxamp", None)
+    assert "host, ms" not in table(comparison)
+    timed = replace(comparison.contenders[0], host_seconds=((0.004, 0.002), (0.003,)))
+    lines = table(replace(comparison, contenders=(timed,)), markdown=True).splitlines()
+    head, values = ([cell.strip() for cell in line.split("|")] for line in (lines[2], lines[4]))
+    assert values[head.index("host, ms")] == "3"
 
 
 @pytest.mark.parametrize(("native", "size", "baseline"), [(True, "small", "autocast"), (False, "tiny", "float32")])

@@ -15,12 +15,13 @@ class Measured:
     """One contender's numbers.
 
     ``seconds``: of a step, by start and round. ``cpu_seconds``: CPU time of the process for it, which other work on the
-    machine disturbs less; of a GPU's step it is the host's part. ``cold`` and ``warm``: seconds of compiling with empty
-    caches, and in the second start with those caches; None for eager code. ``cold_cpu`` and ``warm_cpu``: CPU time of
-    these processes from their start until the first steps are done, compilers included. ``hits`` and ``misses``: of
-    graphs in torch's compile caches, in the second start. ``graphs``: compiled graphs at the end, of which
-    ``graphs_at_first`` were compiled by the first steps; ``breaks``: graph breaks. ``losses``: of every step of the
-    first start. ``gradient_error``: as :func:`~fxamp.tools.bench.train.gradient.gradient_error` returns it.
+    machine disturbs less. ``host_seconds``: of a step's calls on an idle GPU; no step is shorter. None on a CPU.
+    ``cold`` and ``warm``: seconds of compiling with empty caches, and in the second start with those caches; None for
+    eager code. ``cold_cpu`` and ``warm_cpu``: CPU time of these processes from their start until the first steps are
+    done, compilers included. ``hits`` and ``misses``: of graphs in torch's compile caches, in the second start.
+    ``graphs``: compiled graphs at the end, of which ``graphs_at_first`` were compiled by the first steps; ``breaks``:
+    graph breaks. ``losses``: of every step of the first start. ``gradient_error``: as
+    :func:`~fxamp.tools.bench.train.gradient.gradient_error` returns it.
     ``observed``: the numbers of :func:`~fxamp.tools.bench.train.observe.observe`. ``notes``: what a reader of them must
     know. ``failed``: why there are no numbers, ``""`` if there are.
     """
@@ -29,6 +30,7 @@ class Measured:
     label: str
     seconds: tuple[tuple[float, ...], ...] = ()
     cpu_seconds: tuple[tuple[float, ...], ...] = ()
+    host_seconds: tuple[tuple[float, ...], ...] = ()
     cold: float | None = None
     warm: float | None = None
     cold_cpu: float | None = None

@@ -1,5 +1,6 @@
 """A comparison as tables, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
 
+import statistics
 from collections.abc import Callable, Mapping
 
 from fxamp.tools.bench.report import Report, drawn
@@ -114,6 +115,11 @@ def milliseconds(comparison: Comparison, contender: Measured) -> str:
     return f"{step:.0f}" if step >= 100 else f"{step:.3g}"
 
 
+def _host(comparison: Comparison, contender: Measured) -> str:
+    every = [seconds for rounds in contender.host_seconds for seconds in rounds]
+    return f"{1e3 * statistics.median(every):.3g}" if every else MISSING
+
+
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
     """Return a formatter: a ratio, with the number itself in brackets."""
 
@@ -178,6 +184,7 @@ _STEP: dict[str, _Cell] = {
     "ratio": _time_ratio,
     "each start's": _starts,
     "CPU time": _cpu_ratio,
+    "host, ms": _host,
     "peak memory": _ratio("memory_peak", size),
     "the step's": _ratio("memory_step", size),
     "kept": _ratio("memory_kept", size),
