@@ -147,11 +147,20 @@ def _continue(worker: _Worker, workers: list[_Worker], waiting: list[Task]) -> N
 
 
 def _serve(work: Work, pipe: Connection) -> None:
-    """Leave what was imported out of garbage collections."""
+    """Leave what was imported out of garbage collections.
+
+    An error of the search itself names the programs before, one of which may have left torch in a state like no other.
+    """
     gc.freeze()
+    served: list[int] = []
     while True:
         try:
             task = pipe.recv()
         except EOFError:
             return
-        pipe.send(work(task))
+        try:
+            pipe.send(work(task))
+        except Exception as error:
+            error.add_note(f"this process had run the programs {served}")
+            raise
+        served.append(task.number)
