@@ -159,8 +159,11 @@ def _serve(work: Work, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            pipe.send(work(task))
+            tally = work(task)
         except Exception as error:
             error.add_note(f"this process had run the programs {served}")
             raise
+        if tally.refused:  # contexts that an error left in a cycle restore torch's state when they are collected
+            gc.collect()
+        pipe.send(tally)
         served.append(task.number)
