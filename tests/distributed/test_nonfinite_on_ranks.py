@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 from support.machines.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -49,7 +50,7 @@ def work(lowering: str, mesh: DeviceMesh) -> dict[str, Said]:
     return {f"{kind} {name}": said(kind, BATCHES[name], lowering, mesh) for kind in KINDS for name in BATCHES}
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
 def test_each_rank_says_its_own(lowering: str, tmp_path: Path) -> None:
     first, second = on_ranks(partial(work, lowering), RANKS, tmp_path)
     assert not any(first.values())

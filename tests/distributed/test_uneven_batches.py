@@ -143,6 +143,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return on_ranks(partial(work, asked=asked, named=named), request.param, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", exhaustive(KINDS, always=["sharded"]))
 @pytest.mark.parametrize("scaled", exhaustive([False, True], always=[True]))
 def test_other_sizes_on_each_rank_train_as_one_process_does(

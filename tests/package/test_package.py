@@ -50,6 +50,7 @@ def environment_of(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", exhaustive(("editable", "sdist"), always=["editable"]))
 @pytest.mark.parametrize("name", exhaustive(("fxamp", "clone"), always=["fxamp"]))
 def test_a_program_beside_the_clone_imports_the_package(form: str, name: str, tmp_path: Path) -> None:

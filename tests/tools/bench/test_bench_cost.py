@@ -238,6 +238,7 @@ def test_what_is_kept_is_as_large_as_it_is_however_often_it_is_read(tmp_path: Pa
     assert {size for size, _ in scales} == {4096 * 2 * 2} and all(module for _, module in scales)
 
 
+@pytest.mark.exhaustive
 def test_gradients_that_the_backward_steps_do_not_pile_up(tmp_path: Path, counting: Counting) -> None:
     """Five weights of 64 MiB: one gradient at a time, beside the 16-bit product that it is cast from."""
     (tmp_path / "wide.py").write_text(LAYERS.replace("256, 256", "4096, 4096").replace("(4096, 256)", "(64, 4096)"))
@@ -387,6 +388,7 @@ def test_a_torch_that_is_built_for_other_gpus_is_named(
         hooks.prepare_torch()
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 def test_a_gpu_that_is_there_is_not_the_one_that_is_counted_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

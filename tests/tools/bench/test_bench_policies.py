@@ -18,15 +18,10 @@ FILE = Path(__file__).parents[3] / "policies/figures.json"
 SHIPPED = json.loads(FILE.read_text())
 
 
-def test_the_readme_says_what_the_page_of_shipped_policies_says_of_lean() -> None:
-    text, table = (
-        " ".join((FILE.parents[1] / name).read_text(encoding="utf-8").split())
-        for name in ("README.md", "policies/SHIPPED.md")
-    )
-    peak, _, time = table.partition("| lean: peak |")[2].partition("| `gpt2-124m` | ")[2].split(" | ")[1:4]
+def test_the_page_of_shipped_policies_has_the_figures_of_lean() -> None:
+    table = " ".join(FILE.with_name("SHIPPED.md").read_text(encoding="utf-8").split())
+    peak = table.partition("| lean: peak |")[2].partition("| `gpt2-124m` | ")[2].split(" | ")[1]
     assert float(peak) == SHIPPED["policies"]["cuda-bfloat16-lean"]["peak"]
-    promise = "a step of GPT-2 that returns the loss alone needs"
-    assert f"{promise} {float(peak):.2f} of the memory at its peak, in {float(time):.2f} of the estimated time" in text
 
 
 def test_a_policy_without_figures_has_a_row_and_an_empty_record(

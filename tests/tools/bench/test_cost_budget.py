@@ -91,15 +91,3 @@ def test_the_readme_shows_what_was_accepted(model: str) -> None:
     for cell, (summed, unit, form) in zip(cells, columns, strict=False):
         accepted = [BUDGET["models"][model][who] for who in ("torch", "fxamp")]
         assert cell[:2] == [form.format(sum(numbers[column] for column in summed) / unit) for numbers in accepted]
-
-
-@pytest.mark.parametrize(
-    ("model", "words"), [("gpt2-124m", "GPT-2 moves {} of the bytes"), ("bert-base", "of BERT {}")]
-)
-def test_the_first_readme_says_the_share_of_torch_s_bytes(model: str, words: str) -> None:
-    moved = [
-        sum(BUDGET["models"][model][who][stage] for stage in ("forward", "backward", "step"))
-        for who in ("fxamp", "torch")
-    ]
-    text = " ".join((README.parents[2] / "README.md").read_text(encoding="utf-8").split())
-    assert words.format(f"{moved[0] / moved[1]:.2f}") in text

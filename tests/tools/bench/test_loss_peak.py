@@ -20,6 +20,7 @@ gradients = "{}"
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model", exhaustive(("bert-base", "gpt2-124m"), always=["bert-base"]))  # it has a bias
 @pytest.mark.parametrize("gradients", exhaustive(("forward", "backward"), always=["backward"]))
 def test_one_chunk_and_one_sum_stand_there(tmp_path: Path, counting: Counting, model: str, gradients: str) -> None:

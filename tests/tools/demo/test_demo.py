@@ -135,6 +135,7 @@ def test_a_float16_policy_trains_with_a_scaler(tmp_path: Path, capsys: pytest.Ca
     assert float(_cells(printed, "loss gap, mean of all steps")[0].split()[0]) < 0.1
 
 
+@pytest.mark.exhaustive
 def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = tmp_path / "plain.toml"
     policy.write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n')
@@ -144,6 +145,7 @@ def test_columns_agree_where_nothing_is_cast(tmp_path: Path, capsys: pytest.Capt
     assert printed.splitlines()[-1].startswith("Nothing was cast")
 
 
+@pytest.mark.exhaustive
 def test_the_policy_s_table_decides_how_the_optimizer_s_state_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
