@@ -92,6 +92,7 @@ def test_a_scaler_unscales_what_is_left() -> None:
         torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", exhaustive([False, True], always=[True]))
 def test_the_caller_gets_shape_dtype_and_device(dynamic: bool) -> None:
     model = compiled(dynamic=dynamic)

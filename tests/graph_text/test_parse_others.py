@@ -82,6 +82,7 @@ def test_a_coloured_log_of_several_ranks(logged: tuple[str, str]) -> None:
     assert parse_text(ranked, "log.txt") == parse_text(logged[0], "log.txt")
 
 
+@pytest.mark.exhaustive
 def test_the_structured_trace(logged: tuple[str, str]) -> None:
     assert '{"dynamo_output_graph":' in logged[1]
     document = parse_text(logged[1], "dedicated_log.log")

@@ -55,6 +55,7 @@ def _alarm_is_right(model: nn.Module, batch: Batch, lowering: str, policy: str) 
     return finite
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_each_planted_fault_is_named(case: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the forward that "eager" runs, and the backward of "aot_eager", with its line, as eager mode finds it."""

@@ -35,6 +35,7 @@ def test_a_step_stays_within_its_budget_of_calls(kind: str) -> None:
     assert added["fxamp"] <= added["torch"] + most_for_each
 
 
+@pytest.mark.exhaustive
 def test_a_row_is_measured_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--only", "compiled optimizer", "--parameters", "6", "--rounds", "2", "--steps", "1"]
     assert bench.main(["host", *options, "--lowering", "aot_eager", "--json"]) == 0
