@@ -112,10 +112,10 @@ def _ruled(
         return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not apply")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
         return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
-    rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
     if is_view(node) and aliases().mutated(node):
         return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
-    if rounds and region.captured is None and (why := rounded_numbers(node, region.lower)):
+    rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
+    if rounds and _follows_policy(region) and (why := rounded_numbers(node, region.lower)):
         return Decision(None, region.lower, f"{why}: not rule {rule.id}")
     if isinstance(rule, CastRule) and rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))

@@ -4,7 +4,7 @@ Dropout is off, so the same seed gives every contender the same loss.
 """
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -48,6 +48,11 @@ def sizes(name: str, size: str, changed: Mapping[str, int]) -> dict[str, int]:
             hint = nearest(dimension, usual)
             raise OptionError(f"--set {dimension}: no size of {name}{hint}; accepted: {', '.join(usual)}")
     return {**usual, **changed}
+
+
+def depth_name(dimensions: Collection[str]) -> str:
+    """The name of the dimension that counts a model's layers or stages; "" without one."""
+    return next((name for name in ("layers", "depth") if name in dimensions), "")
 
 
 def build(

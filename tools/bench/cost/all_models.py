@@ -60,8 +60,8 @@ def ways(dtype: str) -> list[Way]:
 
 
 def _workload(model: str, layers: int, dtype: str, loss_only: bool, options: argparse.Namespace) -> Workload:
-    from fxamp.tools.bench.models import MODELS
+    from fxamp.tools.bench.models import MODELS, depth_name
 
     sizes = dict(MODELS[model].sizes["full"])
-    sizes["depth" if "depth" in sizes else "layers"] = layers
+    sizes[depth_name(sizes)] = layers
     return Workload(model, dtype, sizes, loss_only, options.scaler, options.optimizer, options.clip)

@@ -124,12 +124,14 @@ class _Table:
 
 def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
     """One model, of each number of layers, in every way."""
+    from fxamp.tools.bench.models import depth_name
+
     workload, full = _workload(options)
     ways = [Way(), *map(Way, options.policy or _policies(options.dtype))]
     for way in ways:
         if way.policy not in ("", "auto"):
             Policy.load(way.policy)
-    depth = next((name for name in ("layers", "depth") if name in workload.sizes), "")
+    depth = depth_name(workload.sizes)
     layers = options.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
     workloads = [replace(workload, sizes={**workload.sizes, depth: n}) if depth else workload for n in layers]
 

@@ -88,14 +88,14 @@ def experiment_of(options: argparse.Namespace, model: str) -> Experiment:
     """Return the experiment with a model that the options describe. Raises FxampError for a user's mistake."""
     import torch
 
-    from fxamp.tools.bench.models import require, sizes
+    from fxamp.tools.bench.models import depth_name, require, sizes
     from fxamp.torch_devices import native_bfloat16
 
     require(model)
     usual = "full" if options.device == "cuda" else "small" if native_bfloat16("cpu") else "tiny"
     size, changed = options.size or usual, dict(options.set or ())
     if options.layers:
-        changed["depth" if "depth" in sizes(model, size, {}) else "layers"] = options.layers
+        changed[depth_name(sizes(model, size, {})) or "layers"] = options.layers
     sizes(model, size, changed)
     fields = ("device", "starts", "jobs", "seed", "lowering", "optimizer", "policy_optimizer", "all_results")
     steps, rounds = _AMOUNTS[size]

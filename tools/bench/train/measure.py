@@ -33,9 +33,7 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
         starts = range(experiment.starts)
         finished = all(_start(runners, number, experiment, folder, reference, say) for number in starts)
     float32 = next((name for name in FLOAT32 if name in names), "")
-    results = tuple(
-        _result(runner, experiment.contenders[runner.name], experiment.device == "cuda") for runner in runners
-    )
+    results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
     notes = [f"The gradient's error is not measured: {without}."] if without else []
     if experiment.jobs > 1:
         notes.append(f"{experiment.jobs} contenders compiled at once: seconds of compiling include their waiting.")
@@ -104,7 +102,7 @@ def start_process(experiment: Experiment, contender: str, cache: Path) -> Proces
     return Process(worker.start, experiment, contender, cache=cache)
 
 
-def _result(runner: Runner, contender: Contender, gpu: bool) -> Measured:
+def _result(runner: Runner, contender: Contender) -> Measured:
     if runner.failed:
         return Measured(runner.name, contender.label, failed=runner.failed)
     first, *later = [answers["warm_up"] for answers in runner.answers]
@@ -115,7 +113,7 @@ def _result(runner: Runner, contender: Contender, gpu: bool) -> Measured:
         label=contender.label,
         seconds=seconds,
         cpu_seconds=tuple(tuple(answer["cpu"] for answer in rounds) for rounds in runner.rounds),
-        host_seconds=tuple(tuple(answer["host"] for answer in rounds) for rounds in runner.rounds) if gpu else (),
+        host_seconds=tuple(tuple(answer["host"] for answer in rounds) for rounds in runner.rounds),
         graphs=end["graphs"],
         graphs_at_first=first["graphs"],
         breaks=first["breaks"],

@@ -15,7 +15,7 @@ class Measured:
     """One contender's numbers.
 
     ``seconds``: of a step, by start and round. ``cpu_seconds``: CPU time of the process for it, which other work on the
-    machine disturbs less. ``host_seconds``: of a step's calls on an idle GPU; no step is shorter. None on a CPU.
+    machine disturbs less. ``host_seconds``: of a step's calls on an idle GPU; no step there is shorter.
     ``cold`` and ``warm``: seconds of compiling with empty caches, and in the second start with those caches; None for
     eager code. ``cold_cpu`` and ``warm_cpu``: CPU time of these processes from their start until the first steps are
     done, compilers included. ``hits`` and ``misses``: of graphs in torch's compile caches, in the second start.

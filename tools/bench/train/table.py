@@ -1,7 +1,8 @@
 """A comparison as tables, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from fxamp.tools.bench.report import Report, drawn
 from fxamp.tools.bench.train.result import Comparison, Measured, value_of
@@ -109,15 +110,19 @@ def _starts(comparison: Comparison, contender: Measured) -> str:
 
 def milliseconds(comparison: Comparison, contender: Measured) -> str:
     """Return the time of a step."""
-    if not contender.seconds:
-        return MISSING
-    step = 1e3 * comparison.step(contender)
-    return f"{step:.0f}" if step >= 100 else f"{step:.3g}"
+    return _median(contender.seconds)
 
 
 def _host(comparison: Comparison, contender: Measured) -> str:
-    every = [seconds for rounds in contender.host_seconds for seconds in rounds]
-    return f"{1e3 * statistics.median(every):.3g}" if every else MISSING
+    return _median(contender.host_seconds) if comparison.experiment.device == "cuda" else MISSING
+
+
+def _median(seconds: Sequence[Sequence[float]]) -> str:
+    every = [*chain.from_iterable(seconds)]
+    if not every:
+        return MISSING
+    median = 1e3 * statistics.median(every)
+    return f"{median:.0f}" if median >= 100 else f"{median:.3g}"
 
 
 def _ratio(name: str, show: Callable[[float], str]) -> _Cell:
