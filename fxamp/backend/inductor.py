@@ -59,7 +59,8 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
             # The backward may be compiled only when it first runs, outside compile_fx.
             return cast(Callable[..., Any], compiled(inner_compile=keyed(key)(compile_fx.compile_fx_inner)))
         if dynamic or participants.observer.dumps or not stores_backwards() or not is_cacheable(gm):
-            inner = _Inner(participants, key, patches, stores=False)
+            late = options.scaler is not None and not dynamic  # so that kernels may overwrite saved tensors
+            inner = _Inner(participants.with_late_backward() if late else participants, key, patches, stores=False)
             # AOTAutograd's cache would return a backward that is not rewritten.
             with functorch_config.patch(enable_autograd_cache=False):
                 return cast(Callable[..., Any], compiled(inner_compile=inner.compile))

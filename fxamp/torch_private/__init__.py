@@ -61,7 +61,14 @@ from fxamp.torch_private.dynamo import (
     why_skipped,
 )
 from fxamp.torch_private.export import returning_nothing
-from fxamp.torch_private.inductor import calls_kernel, compiled_function, drop_outputs, order_writes, realize_inputs_of
+from fxamp.torch_private.inductor import (
+    calls_kernel,
+    compiled_function,
+    drop_outputs,
+    order_writes,
+    overwritten_buffers,
+    realize_inputs_of,
+)
 from fxamp.torch_private.mkl import add_wide_product, has_wide_products
 from fxamp.torch_private.op_names import has_autocast_kernel, operator_names
 from fxamp.torch_private.optimizers import note_step, step_post_hooks, step_pre_hooks

@@ -1,6 +1,7 @@
 """Inductor: how it treats an op and the outputs of a graph, and two changes to it."""
 
 from collections.abc import Callable, Collection, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from torch._ops import OpOverload
@@ -65,3 +66,28 @@ def order_writes() -> None:
         node.set_read_writes(node.read_writes.rename(node.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign, assignment]
+
+
+def overwritten_buffers(graph: Any) -> dict[str, str]:
+    """Return, by the name of a buffer of ``graph``, the one whose memory its kernel writes it to. Breaks loudly.
+
+    ``graph``: a GraphLowering whose scheduler is made, while Inductor compiles it. Each kernel decides as in code
+    generation, which the graph can still go through.
+    """
+    from torch._inductor.virtualized import V
+
+    if graph.wrapper_code is None:
+        graph.init_wrapper_code()
+    scheduler, result = graph.scheduler, dict[str, str]()
+    completed = scheduler.completed_operations
+    kernel = SimpleNamespace(args=SimpleNamespace(make_inplace=lambda old, new: None), inplace_update_buffers=result)
+    scheduler.completed_operations = type(completed)(completed)
+    try:
+        with V.set_kernel_handler(kernel):
+            for node in scheduler.nodes:
+                for part in node.get_nodes():
+                    part.decide_inplace_update()
+                scheduler.completed_operations.update(node.get_operation_names())
+    finally:
+        scheduler.completed_operations = completed
+    return result

@@ -120,6 +120,7 @@ HERE = {
     "torch._inductor.output_code.OutputCode": ">=2.11",
     "torch._inductor.scheduler.SchedulerNode": ">=2.11",
     "torch._inductor.utils.BoxedBool": ">=2.11",
+    "torch._inductor.virtualized.V": ">=2.11",
     "torch._library.fake_class_registry.FakeScriptObject": ">=2.11",
     "torch._logging._internal.trace_structured_artifact": ">=2.11",
     "torch._ops": ">=2.11",

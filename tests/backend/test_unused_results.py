@@ -156,9 +156,10 @@ def test_a_retained_graph_runs_for_one_result_and_then_for_another(scaled: bool,
 
 
 @pytest.mark.inductor
+@pytest.mark.parametrize("stored", exhaustive([True, False], always=[True]))
 @pytest.mark.parametrize("results", exhaustive([1, 2], always=[1]))
 def test_kernels_overwrite_saved_tensors_unless_the_graph_is_kept(
-    results: int, monkeypatch: pytest.MonkeyPatch
+    results: int, stored: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As torch's kernels do, which is a third of a large model's memory: a loss's gradient in the place of logits."""
     overwritten = []
@@ -172,6 +173,7 @@ def test_kernels_overwrite_saved_tensors_unless_the_graph_is_kept(
         return (y.sum(), y)[:results]
 
     monkeypatch.setattr(inductor, "donated_inputs", donated_inputs)
+    monkeypatch.setattr(inductor, "stores_backwards", lambda: stored)
     scaler = fxamp.GradScaler("cpu", init_scale=128.0)
     run = torch.compile(program, backend="fxamp", options={"policy": "cpu-float16", "scaler": scaler})
     x, w, gradients = torch.rand(4, 4), torch.rand(4, 4, requires_grad=True), []

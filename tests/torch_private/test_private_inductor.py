@@ -1,12 +1,17 @@
 """Inductor's table of ops is as fxamp takes it to be."""
 
 import inspect
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch._inductor.compile_fx
-from torch._inductor.scheduler import SchedulerNode
+from torch import Tensor
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.scheduler import Scheduler, SchedulerNode
+from torch._inductor.utils import fresh_cache
+from torch._inductor.virtualized import V
 
 from fxamp import torch_private as private
 
@@ -69,3 +74,30 @@ def test_inductor_reads_whose_inputs_are_realized_where_it_lowers() -> None:
         assert op in graph.needs_realized_inputs
     finally:
         lowering.needs_realized_inputs.discard(op)
+
+
+@pytest.mark.inductor
+def test_which_buffers_the_generated_code_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decisions that are made before code generation are those that it makes."""
+    decided, written = dict[str, str](), dict[str, str]()
+    generate, overwrite = Scheduler.codegen, PythonWrapperCodegen.codegen_inplace_reuse
+
+    def deciding(scheduler: Scheduler) -> None:
+        decided.update(private.overwritten_buffers(V.graph))
+        generate(scheduler)
+
+    def overwriting(wrapper: PythonWrapperCodegen, old: Any, new: Any) -> None:
+        written[new.get_name()] = old.get_name()
+        overwrite(wrapper, old, new)
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        product = x @ x
+        again = (product.exp() @ x).sin()
+        return again, (again @ x).exp() @ x
+
+    monkeypatch.setattr(Scheduler, "codegen", deciding)
+    monkeypatch.setattr(PythonWrapperCodegen, "codegen_inplace_reuse", overwriting)
+    x = torch.rand(4, 4)
+    with fresh_cache():
+        torch.testing.assert_close(torch.compile(program)(x), program(x))
+    assert decided == written and len(written) == 3

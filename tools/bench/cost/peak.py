@@ -1,10 +1,11 @@
 """The moment of a graph's schedule at which most memory is in use, and what is in use then.
 
 Results and temporaries count, and of the inputs what a forward has kept; parameters and other inputs do not. The plan
-is Inductor's own, without what it takes for memory but a fused kernel keeps in registers. A kernel that overwrites what
-it reads last counts both.
+is Inductor's own, without what it takes for memory but a fused kernel keeps in registers, and with its decisions which
+kernels write a result over what they read last.
 """
 
+import dataclasses
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
-from fxamp.torch_private import current_metadata
+from fxamp.torch_private import current_metadata, overwritten_buffers
 from fxamp.torch_private.parts.fx import OrderedSet
 from fxamp.torch_private.parts.inductor import compute_memory_timeline, prepare_planning_info
 
@@ -31,7 +32,7 @@ def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
     """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
     nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
     inputs = _kept_inputs(graph, outputs)
-    lifetimes, *_ = compute_memory_timeline(nodes, inputs, outputs)
+    lifetimes = _until_overwritten(graph, compute_memory_timeline(nodes, inputs, outputs)[0])
     in_use = _bytes_in_use(lifetimes, len(nodes))
     moment = max(range(len(nodes)), key=in_use.__getitem__, default=0)
     describe = _Descriptions(graph, stage)
@@ -63,6 +64,17 @@ def _kept_inputs(graph: Lowering, outputs: OrderedSet[str]) -> dict[str, Any]:
             if _in_registers(node, buffer) or _on_host(buffer):
                 buffer.mpi_buffer.size_alloc = buffer.mpi_buffer.size_free = 0
     return inputs
+
+
+def _until_overwritten(graph: Lowering, lifetimes: Sequence[Lifetime]) -> list[Lifetime]:
+    """Return ``lifetimes``, where a buffer whose memory another one takes over ends as that one starts."""
+    starts = {lifetime.buffer.get_name(): lifetime.start_step for lifetime in lifetimes if lifetime.size_alloc}
+    taken = {old: starts[new] for new, old in overwritten_buffers(graph).items() if new in starts}
+    return [
+        dataclasses.replace(lifetime, end_step=taken.get(lifetime.buffer.get_name(), lifetime.end_step + 1) - 1)
+        for lifetime in lifetimes
+        if taken.get(lifetime.buffer.get_name()) != 0
+    ]
 
 
 def _in_registers(node: Scheduled, buffer: Any) -> bool:
