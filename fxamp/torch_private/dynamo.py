@@ -3,25 +3,51 @@
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+)
 from torch._compile import _disable_dynamo
 from torch._guards import TracingContext
 from torch.fx import GraphModule, Node
 
 from fxamp.torch_private.autograd import running_backward
 
-#: Keeps Dynamo from tracing a function, which then runs eagerly wherever a compiled function calls it, and from
-#: compiling it where autograd calls it: code that follows a graph break may run a backward, and Dynamo compiles what
-#: that calls with the program's own backend. Every hook and every backward of a Function that fxamp gives to autograd
-#: needs it. It imports Dynamo at the first call only. Breaks loudly.
-untraced = _disable_dynamo
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def untraced(function: Callable[P, T]) -> Callable[P, T]:
+    """Keep Dynamo from tracing ``function``, and from compiling it where autograd calls it. Breaks loudly.
+
+    It runs eagerly wherever a compiled function calls it. Code that follows a graph break may run a backward, and
+    Dynamo compiles what that calls with the program's own backend: every hook and every backward of a Function that
+    fxamp gives to autograd needs this. Dynamo is imported, and its state changed, only where it would compile.
+    """
+    disabled = _disable_dynamo(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if get_eval_frame_callback() is None:  # Dynamo compiles nothing here
+            return function(*args, **kwargs)
+        return disabled(*args, **kwargs)
+
+    # As torch._dynamo.eval_frame.skip_code, without importing Dynamo.
+    set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
+    return call
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function inside an :data:`untraced` one, for callers that are untraced already; others unchanged.
+    """Return the function inside an :func:`untraced` one, for callers that are untraced already; others unchanged.
 
     If torch renames the attributes, each call of a compiled graph turns Dynamo off twice.
     """

@@ -7,16 +7,18 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
    if the program continues with 16-bit tensors (``narrow_outputs`` of the context): autocast would not change it.
 3. Outputs that share memory still share it: their common base is cast once, and they become the same views of that
-   cast. A tensor that is returned twice stays one tensor.
+   cast, also if a checkpoint's body makes the views. A tensor that is returned twice stays one tensor.
 4. No gradient flows where it did not flow before: values computed with gradients off are detached, and if the graph
    ends with gradients off, casts of values computed with gradients on are inserted with gradients on.
 """
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -33,6 +35,7 @@ from fxamp.graph import (
     tensor_value,
 )
 from fxamp.graph.aliases import alias_of, aliased_inputs, is_view, unchanged_input
+from fxamp.graph.higher_order_ops import bodies
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CastWriter
 
@@ -52,11 +55,11 @@ class RestoreOutputs(Pass[CastContext]):
         if context.policy.outputs == "keep":
             return Result(0)
         output = graph_output(gm.graph)
-        casts, writer = CastWriter(gm.graph, grad=False), GraphWriter(gm.graph, context.mode)
+        casts = CastWriter(gm.graph, grad=False)
         leaves, spec = pytree.tree_flatten(output.args[0])
         wrong = _wrong(output, context)
         learning = nodes_with_gradients(gm.graph, torch.is_grad_enabled())
-        rebuilder = _Rebuilder(output, casts, writer, AliasSets(gm.graph), learning)
+        rebuilder = _Rebuilder(output, casts, context.mode, AliasSets(gm.graph), learning)
         switched = bool(wrong) and bool(learning) and output not in learning
         with context.computing():
             if switched:
@@ -83,11 +86,12 @@ class _Rebuilder:
     """
 
     def __init__(
-        self, output: Node, casts: CastWriter, writer: GraphWriter, aliases: AliasSets, learning: set[Node]
+        self, output: Node, casts: CastWriter, mode: FakeTensorMode, aliases: AliasSets, learning: set[Node]
     ) -> None:
         self._output = output
         self._casts = casts
-        self._writer = writer
+        self._mode = mode
+        self._writer = GraphWriter(output.graph, mode)
         self._aliases = aliases
         self._learning = learning
         self._made: dict[tuple[Node, torch.dtype], Node] = {}
@@ -118,13 +122,17 @@ class _Rebuilder:
         call = node.all_input_nodes[0] if picked else node
         sources = _viewed(call, node)
         if not sources:
-            return self._cast(node, dtype)
+            source, views = _views_in_body(node, self._learning, self._mode)
+            copy = self._cast(node, dtype) if source is node else self._rebuilt(source, dtype)
+            for view in views:
+                copy = self._copy(view, {view.all_input_nodes[0]: copy})
+            return copy
         if (call, dtype) not in self._copies:
             self._copies[call, dtype] = self._copy(call, {source: self._rebuilt(source, dtype) for source in sources})
         return self._copy(node, {call: self._copies[call, dtype]}) if picked else self._copies[call, dtype]
 
     def _copy(self, node: Node, sources: dict[Node, Node]) -> Node:
-        with node.graph.inserting_before(self._output):
+        with self._output.graph.inserting_before(self._output):
             copy = self._writer.copy(node, sources)
             if node in self._learning or not self._learning or tensor_value(node) is None:
                 return copy
@@ -132,6 +140,53 @@ class _Rebuilder:
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
+
+
+def _views_in_body(pick: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, list[Node]]:
+    """Return the value that ``pick``, a result of a checkpoint, is a view of, and the body's calls that make the view.
+
+    The value is an operand or another result of the checkpoint, if need be a new one; for any other node it is the node
+    itself. The calls where gradients are on are added to ``learning``, which holds those of the checkpoint's graph.
+    """
+    owner, index = pick.args if pick.target is operator.getitem else (None, None)
+    known = bodies(owner) if isinstance(owner, Node) else []
+    if len(known) != 1 or not isinstance(owner, Node):
+        return pick, []
+    graph = known[0].module.graph
+    learning |= nodes_with_gradients(graph, owner in learning)
+    results: Any = graph_output(graph).args[0]
+    root, views = _base(results[index], learning, mode)
+    operands = dict(zip(graph.find_nodes(op="placeholder"), known[0].operands, strict=True))
+    if root in operands or not views:
+        source = operands.get(root, pick)
+        return (source, views) if isinstance(source, Node) else (pick, [])
+    if root not in results:
+        graph_output(graph).args = ((*results, root),)
+        owner.meta["val"] = (*owner.meta["val"], root.meta["val"])
+    at = [*results, root].index(root)
+    others = [user for user in owner.users if user.target is operator.getitem and user.args[1] == at]
+    with owner.graph.inserting_after(owner):
+        return (others or [GraphWriter(owner.graph, mode).item(owner, at)])[0], views
+
+
+def _base(node: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, list[Node]]:
+    """Return the first value that ``node`` is a view of, and the calls that make the view of it, in order."""
+    views: list[Node] = []
+    while True:
+        same = alias_of(node) or unchanged_input(node)
+        calls = [node] if same is None else []
+        if node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]:
+            calls = [node.all_input_nodes[0], node]
+        sources = _viewed(calls[0], node) if calls else []
+        if same is not None:
+            node = same
+        elif len(sources) == 1 and calls[0].all_input_nodes == sources:
+            views[:0], node = calls, sources[0]
+        else:
+            source, inner = _views_in_body(node, learning, mode)
+            if source is node:
+                return node, views
+            views[:0], node = inner, source
 
 
 def _have_separate_memory(one: Node, other: Node) -> bool:

@@ -142,6 +142,42 @@ def checkpoint_that_returns_a_tensor_from_outside(x: Tensor, w: Tensor) -> Any:
     return checkpoint(lambda a: h, h, use_reentrant=False), h.contiguous()
 
 
+def checkpoint_of_views_of_a_tensor_from_outside(x: Tensor, w: Tensor) -> Any:
+    h = x @ w
+    view, product = checkpoint(lambda a: (h.view(-1)[2:], a @ w), x, use_reentrant=False)
+    return view, product, h
+
+
+def checkpoint_of_a_tensor_and_its_views(x: Tensor, w: Tensor) -> Any:
+    def body(a: Tensor) -> tuple[Tensor, ...]:
+        h = a @ w
+        transposed = h.t()
+        transposed.mul_(2)
+        return transposed, h.detach(), h, h.chunk(2)[1], h.contiguous().view_as(h)
+
+    return checkpoint(body, x, use_reentrant=False)
+
+
+def checkpoint_of_two_views(x: Tensor, w: Tensor) -> Any:
+    def body(a: Tensor) -> tuple[Tensor, ...]:
+        h = a @ w
+        return h.view(-1)[3:], h[:3], h.sin()
+
+    return checkpoint(body, x, use_reentrant=False)
+
+
+def checkpoint_of_views_from_another(x: Tensor, w: Tensor) -> Any:
+    def inner(a: Tensor) -> tuple[Tensor, ...]:
+        h = a @ w
+        return h.t(), h[1:]
+
+    def outer(a: Tensor) -> tuple[Tensor, ...]:
+        one, other = checkpoint(inner, a, use_reentrant=False)
+        return one[2:], other.view(-1)
+
+    return checkpoint(outer, x, use_reentrant=False)
+
+
 def converted_to_the_dtype_of_another(x: Tensor, w: Tensor) -> Any:
     h = x @ w
     return h.to(x @ x), h, h.type_as(h)[0]
@@ -174,10 +210,15 @@ PROGRAMS = [
     function_and_its_input,
     function_that_writes_to_its_input,
     checkpoint_that_returns_a_tensor_from_outside,
+    checkpoint_of_a_tensor_and_its_views,
+    checkpoint_of_two_views,
+    checkpoint_of_views_from_another,
     converted_to_the_dtype_of_another,
     copies,
     einsum_that_adds,
 ]
+#: Sums of gradients that autocast adds in another order.
+OTHER_SUMS = [einsum_that_views, checkpoint_of_views_of_a_tensor_from_outside]
 
 
 @each_once("program, lowering", PROGRAMS, LOWERINGS)
@@ -185,7 +226,7 @@ def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> Non
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
-@each_once("program, lowering, grad", [*PROGRAMS, einsum_that_views], LOWERINGS, [False, True])
+@each_once("program, lowering, grad", [*PROGRAMS, *OTHER_SUMS], LOWERINGS, [False, True])
 def test_what_shares_memory_under_autocast_shares_it_here(
     program: Callable[..., Any], lowering: str, grad: bool
 ) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.backends import debugging
 from torch._dynamo.callback import callback_handler
+from torch._dynamo.utils import counters
 from torch._functorch import partitioners
 
 from fxamp import torch_private as private
@@ -33,11 +34,36 @@ def test_a_guard_recompiles_and_is_asked_on_each_call() -> None:
     private.guard_current_graph("__outside", lambda: False)
 
 
-def test_what_torch_made_untraced_is_found_again() -> None:
+def test_an_untraced_function_runs_eagerly_with_what_it_calls() -> None:
+    ops: list[list[str]] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        ops.append([node.name for node in gm.graph.nodes if node.op.startswith("call")])
+        return gm.forward
+
+    def inner(x: Tensor) -> Tensor:
+        return x.cos()
+
+    @private.untraced
+    def function(x: Tensor) -> Tensor:
+        return inner(x).sin()
+
+    def program(x: Tensor) -> Tensor:
+        return function(x + 1) * 2
+
+    counters["frames"].clear()
+    compiled, x = torch.compile(program, backend=backend), torch.ones(2)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x + 1) * 2)
+    assert ops == [["add"], ["mul"]] and counters["frames"]["ok"] == counters["frames"]["total"] == 2
+
+
+def test_what_is_untraced_is_found_again() -> None:
     def function(x: Tensor) -> Tensor:
         return x
 
-    assert private.traced(torch._dynamo.disable(function)) is private.traced(function) is function
+    for one in (torch._dynamo.disable(function), private.untraced(function), function):
+        assert private.traced(one) is function
 
 
 def test_what_is_compiled_tells_its_backend() -> None:
