@@ -86,6 +86,6 @@ def _run_older(call: StepCall, scaler: HostDecides) -> Any:
         f"{type(optimizer).__name__}.step takes grad_scaler=, which torch has deprecated: "
         "read self.grad_scale and self.found_inf instead",
         FutureWarning,
-        stacklevel=7,
+        stacklevel=6,
     )
     return optimizer.step(*call.args, **call.kwargs, grad_scaler=scaler)
