@@ -40,7 +40,8 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
         return disabled(*args, **kwargs)
 
     # As torch._dynamo.eval_frame.skip_code, without importing Dynamo.
-    set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+    code: CodeType = call.__code__  # type: ignore[attr-defined]
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
     return call
