@@ -32,10 +32,15 @@ from fxamp.torch_private.parts.functorch import config as functorch_config
 from fxamp.torch_private.parts.functorch import partitioners
 from fxamp.torch_private.parts.inductor import CustomPartitionerFn, compile_fx
 
-#: Inductor's settings for a backward with values in 8 bits. Inductor writes a value of more ops than this to memory.
-#: Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels recompute a value from
-#: all its inputs that the kernel before could have written.
-_WITH_8_BITS = {"realize_opcount_threshold": 60}
+#: Inductor's settings for a backward with values in 8 bits, and for losses in chunks. Inductor writes a value of more
+#: ops than this to memory. Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels
+#: recompute a value from all its inputs that the kernel before could have written. The gradient of a chunk's logits has
+#: forty: in one piece, it takes the place of the logits.
+_LONG = {"realize_opcount_threshold": 60}
+
+#: The same for a scaled backward on a GPU. The scale adds a read and a product to what is computed from the loss's
+#: gradient. At Inductor's limit, the gradient of 16-bit logits would be written beside the logits instead of over them.
+_SCALED = {"realize_opcount_threshold": 34}
 
 #: The same where products have operands of 4 bits, in both directions. Stochastic rounding to 4 bits takes about a
 #: hundred ops, and what Inductor would write on the way has eight times the bytes of the result.
@@ -106,7 +111,13 @@ class _Inner:
     def _compiler(self, settings: Mapping[str, Any]) -> GraphCompiler:
         policy = self.participants.policy
         in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
-        usual = _WITH_8_BITS if settings.get("is_backward") and in_8_bits else {}
+        in_chunks = policy is not None and policy.has_rules_for(LOSS)
+        scaled = self.participants.options.scaler is not None and self.participants.device not in (None, "cpu")
+        usual: Mapping[str, int] = {}
+        if in_chunks or (settings.get("is_backward") and in_8_bits):
+            usual = _LONG
+        elif settings.get("is_backward") and scaled:
+            usual = _SCALED
         if policy is not None and Category.NVFP4 in policy.products:
             usual = _WITH_4_BITS
 

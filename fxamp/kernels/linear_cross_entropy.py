@@ -215,7 +215,7 @@ class _Losses(torch.autograd.Function):
                 chunk = _Chunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
                 log_sums.append(chunk.log_sums.squeeze(1))
-                earlier = losses[-1:] if sums is None else sums.add(chunk, chunk.gradients())
+                earlier = losses[-1:] if sums is None else sums.add(chunk, chunk.gradients(losses[-1]))
             operands = [input, weight, bias, target, class_weight]
             saved = operands if sums is None else [*sums.gradients(), _counting(target, form).any()]
         ctx.save_for_backward(*saved)
@@ -336,10 +336,17 @@ class _Chunk:
         counts = _counting(self.target, self.head.form)
         return torch.where(counts, self.log_sums.squeeze(1) * shares.sum(-1) - chosen, 0.0)
 
-    def gradients(self) -> Tensor:
-        """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32."""
+    def gradients(self, losses: Tensor | None = None) -> Tensor:
+        """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32.
+
+        ``losses``: these, if they were computed: nothing reads the logits after this then, so Inductor may write the
+        gradients in 16 bits over logits in 16 bits.
+        """
         shares = self._shares()
-        return self._probabilities() * shares.sum(-1, keepdim=True) - shares
+        total = shares.sum(-1, keepdim=True)
+        if losses is not None:  # a dependency, which changes nothing
+            total = torch.where(losses.isnan().unsqueeze(1), total, total)
+        return self._probabilities() * total - shares
 
     def weighted_gradients(self, scale: Tensor | None, log_scale: Tensor | None) -> Tensor:
         """``[n, C]``: the gradient of losses times ``scale`` plus log-sums times ``log_scale``, both ``[n]``."""

@@ -73,6 +73,21 @@ class Net(nn.Module):
 
 model, inputs = Net(), (torch.zeros(1024, 1024),)
 """
+CROSS_ENTROPY = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 256)
+        self.head = nn.Linear(256, 4096)
+
+    def forward(self, x, target):
+        return nn.functional.cross_entropy(self.head(nn.functional.gelu(self.first(x))), target)
+
+model, inputs = Net(), (torch.zeros(512, 64), torch.zeros(512, dtype=torch.long))
+"""
 LAYERS = """
 import torch
 from torch import nn
@@ -236,6 +251,17 @@ def test_what_is_kept_is_as_large_as_it_is_however_often_it_is_read(tmp_path: Pa
     scales = {(b.bytes, b.module) for b in count.peak.buffers if b.kind == "kept" and b.shape[1:] == (2, 1)}
     assert {(4096 * 2 * 2, f"products.{layer}") for layer in range(4)} <= scales
     assert {size for size, _ in scales} == {4096 * 2 * 2} and all(module for _, module in scales)
+
+
+def test_a_scaled_losss_gradient_takes_the_place_of_the_logits(tmp_path: Path, counting: Counting) -> None:
+    """As without a scale, which makes the kernel longer: Inductor divides a kernel of too many ops."""
+    file = tmp_path / "classes.py"
+    file.write_text(CROSS_ENTROPY)
+    torch, ours = (
+        counting(Workload(str(file), dtype="float16", optimizer="none"), way) for way in (Way(), Way("auto"))
+    )
+    assert torch.peak.stage == "backward" and torch.peak.buffers[0].bytes == 2 * 512 * 4096
+    assert torch.peak.bytes == ours.peak.bytes
 
 
 @pytest.mark.exhaustive
