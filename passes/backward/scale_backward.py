@@ -17,14 +17,15 @@ Inductor can lower after the partition (``aten.isfinite`` is not one of them).
 
 There are three ways to check. ``"ops"`` writes plain ops, which Inductor fuses into the op that computes the gradient:
 nothing is read twice, but each gradient needs one or two reductions. ``"shared"`` does the same, but small gradients of
-one shape share a flag; if it is set, the caller reads them to find those that overflowed. ``"kernel"`` passes all
-gradients of one device and dtype to one ``fxamp::check_unscale``. If the last op of a gradient is a widening cast (a
+one shape share a flag; if it is set, the caller reads them to find those that overflowed. ``"kernel"`` passes the
+gradients of one device and dtype to one ``fxamp::check_unscale``, or to several if they have more than 2^26 elements,
+so that their 16-bit values need not all wait for the last one. If the last op of a gradient is a widening cast (a
 weight's float16 gradient), the kernel reads the value before the cast. A large float32 gradient from an elementwise op,
 such as the sum of two gradients, gets plain ops even then. For n parameters in k tensors, float16 products, and float32
 gradients:
 
     "ops"       6n bytes if Inductor fuses cast, product and check        at most 2k launches
-    "kernel"    6n bytes if a cast is last, else 8n                       1 launch for a pair of dtypes
+    "kernel"    6n bytes if a cast is last, else 8n                       1 launch for a pair of dtypes, or several
 
 A launch costs microseconds on a GPU and nothing on a CPU, so CUDA uses "kernel" and other devices "ops". On a CPU the
 host can read flags and gradients without waiting, but each flag costs it a view: it uses "shared".

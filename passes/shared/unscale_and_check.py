@@ -1,6 +1,6 @@
 """The nodes that scale-backward writes: gradients times the scale or its inverse, and the flags."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
@@ -17,6 +17,9 @@ aten = torch.ops.aten
 
 #: The minimum number of elements for which saving one read of a gradient is worth two launches.
 _LARGE = 2**20
+
+#: The maximum number of elements of the gradients that one launch unscales: their 16-bit values wait for each other.
+_MOST = 2**26
 
 #: The maximum number of elements of gradients that share a flag: 64 x 64. Writing a flag costs the host about 0.6 us.
 _SMALL = 2**12
@@ -132,7 +135,9 @@ class UnscaleWriter:
         groups: dict[tuple[torch.device, torch.dtype], list[Node]] = {}
         for node in gradients:
             groups.setdefault((node.meta["val"].device, node.meta["val"].dtype), []).append(node)
-        return [self._launch(members, device, dtype) for (device, dtype), members in groups.items()]
+        return [
+            self._launch(part, device, dtype) for (device, dtype), members in groups.items() for part in _parts(members)
+        ]
 
     def _launch(self, gradients: list[Node], device: torch.device, dtype: torch.dtype) -> _Piece:
         sources = [before_widening(node, self._call) for node in gradients]
@@ -173,6 +178,18 @@ class UnscaleWriter:
         wide = widest_float(self._scale.meta["val"].device)
         exact = self._call(aten.reciprocal.default, self._as(self._scale, wide))
         return self._as(exact, torch.float32)
+
+
+def _parts(gradients: Sequence[Node]) -> Iterator[list[Node]]:
+    """Cut ``gradients`` into parts of at most :data:`_MOST` elements, or of one gradient that has more."""
+    part, elements = list[Node](), 0
+    for node in gradients:
+        elements += node.meta["val"].numel()
+        if part and elements > _MOST:
+            yield part
+            part, elements = [], node.meta["val"].numel()
+        part.append(node)
+    yield part
 
 
 def _fits_kernel(node: Node) -> bool:

@@ -13,6 +13,7 @@ from fxamp.errors import PassError
 from fxamp.graph import format_graph, graph_output
 from fxamp.passes.backward.scale_backward import CHECKS, FLAGGED, ScaleBackward, gradients, tangents
 from fxamp.passes.base import Context, Result
+from fxamp.passes.shared import unscale_and_check
 from fxamp.pipeline import run_passes
 
 INF = float("inf")
@@ -210,6 +211,23 @@ def test_the_kernel_reads_a_weight_s_gradient_before_it_is_widened() -> None:
     run(gm, "kernel")
     (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale.default)
     assert [source.meta["val"].dtype for source in node.args[0]] == [torch.float32, torch.float16]
+
+
+def test_a_launch_unscales_so_many_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that 16-bit gradients do not all wait for the last one; a gradient with more is alone."""
+    monkeypatch.setattr(unscale_and_check, "_MOST", 12)
+    inputs = [ones(2, 3), ones(6), ones(5, 4), ones(2)]
+    gm = backward_graph(lambda *values: tuple(value * 2 for value in values), *inputs)
+    run(gm, "kernel", norm=True)
+    kernels = gm.graph.find_nodes(op="call_function", target=torch.ops.fxamp.check_unscale_norm.default)
+    assert [[source.meta["val"].numel() for source in kernel.args[0]] for kernel in kernels] == [[6, 6], [20], [2]]
+    for bad in range(4):
+        incoming = [torch.full_like(value, INF if at == bad else 3.0) for at, value in enumerate(inputs)]
+        *gradients, flags, square = gm(*incoming, torch.tensor(4.0))
+        assert flag_of_each(gm, flags) == [at == bad for at in range(4)] and not square.isfinite()
+        assert [value[value.isfinite()].tolist() == [6.0] * value.numel() for value in gradients].count(False) == 1
+    *_, square = gm(*(torch.full_like(value, 3.0) for value in inputs), torch.tensor(4.0))
+    assert square == 36 * (6 + 6 + 20 + 2)
 
 
 def used_twice(x: Tensor, w: Tensor) -> Tensor:
