@@ -372,9 +372,10 @@ def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Settin
 def _sum_error(theirs: Tensor, setting: Setting) -> float:
     """The error of another order of summation: an eager region with a scaler sums the gradients of each call first."""
     several = setting.schedule == "together" or setting.parted
-    if not (setting.scaled and setting.lowering == "eager" and several and theirs.numel()):
+    finite = theirs.detach()[theirs.isfinite()] if theirs.layout is torch.strided else theirs.detach()
+    if not (setting.scaled and setting.lowering == "eager" and several and finite.numel()):
         return 0.0
-    return 4 * torch.finfo(torch.float32).eps * float(theirs.detach().abs().max())
+    return 4 * torch.finfo(torch.float32).eps * float(finite.abs().max())
 
 
 def _gradients(what: str, ours: Tensor | None, theirs: Tensor | None, setting: Setting) -> Iterator[str]:
