@@ -1,14 +1,17 @@
 """Two threads that call one program at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Barrier
 
 import torch
+import torch.fx._symbolic_trace
 from programs import device
 from programs.outcome import Outcome, Run, leaf_versions, named_tensors, terms
 from programs.program import Setting
 from torch import Tensor
+from torch._dynamo import eval_frame
 
 _THREADS = 2
 
@@ -51,10 +54,25 @@ def _number(tensor: Tensor) -> float:
 
 
 def _at_once(work: Callable[[int], _Call]) -> list[_Call]:
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with _flags_of_the_process(), ThreadPoolExecutor(_THREADS) as pool:
         calls = list(pool.map(work, range(_THREADS)))
     torch.clear_autocast_cache()
     return calls
+
+
+@contextmanager
+def _flags_of_the_process() -> Iterator[None]:
+    """Turn off what torch leaves on when two threads trace at once: each restores what the other had set.
+
+    After two eager calls of ops such as ``while_loop``, Dynamo compiles nothing behind a graph break, in any thread;
+    after two traces, torch.compile raises.
+    """
+    try:
+        yield
+    finally:
+        torch.fx._symbolic_trace._is_fx_tracing_flag = False
+        eval_frame._in_optimized_module = False
+        getattr(eval_frame, "set_fullgraph_compiled_frame_count", abs)(-1)  # which torch 2.11 does not have
 
 
 def _call(run: Run, setting: Setting, number: int) -> _Call:
