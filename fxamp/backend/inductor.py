@@ -32,19 +32,19 @@ from fxamp.torch_private.parts.functorch import config as functorch_config
 from fxamp.torch_private.parts.functorch import partitioners
 from fxamp.torch_private.parts.inductor import CustomPartitionerFn, compile_fx
 
-#: Inductor's settings for a backward with values in 8 bits, and for losses in chunks. Inductor writes a value of more
-#: ops than this to memory. Conversions from and to 8 bits have about ten: with its own limit for GPUs, 30, some kernels
-#: recompute a value from all its inputs that the kernel before could have written. The gradient of a chunk's logits has
-#: forty: in one piece, it takes the place of the logits.
-_LONG = {"realize_opcount_threshold": 60}
+#: Inductor writes a value of more ops than this to memory; here for a backward with values in 8 bits, and for losses in
+#: chunks. Conversions from and to 8 bits have about ten: with Inductor's own limit for GPUs, 30, some kernels recompute
+#: a value from all its inputs that the kernel before could have written. The gradient of a chunk's logits has forty: in
+#: one piece, it takes the place of the logits.
+_OPS_WITH_8_BITS_OR_CHUNKS = 60
 
 #: The same for a scaled backward on a GPU. The scale adds a read and a product to what is computed from the loss's
 #: gradient. At Inductor's limit, the gradient of 16-bit logits would be written beside the logits instead of over them.
-_SCALED = {"realize_opcount_threshold": 34}
+_OPS_SCALED = 34
 
 #: The same where products have operands of 4 bits, in both directions. Stochastic rounding to 4 bits takes about a
 #: hundred ops, and what Inductor would write on the way has eight times the bytes of the result.
-_WITH_4_BITS = {"realize_opcount_threshold": 300}
+_OPS_WITH_4_BITS = 300
 
 
 def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Participants) -> Callable[..., Any]:
@@ -63,14 +63,14 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
         if not _changes(participants, dynamic):
             # The backward may be compiled only when it first runs, outside compile_fx.
             return cast(Callable[..., Any], compiled(inner_compile=keyed(key)(compile_fx.compile_fx_inner)))
-        if dynamic or participants.observer.dumps or not stores_backwards() or not is_cacheable(gm):
-            late = options.scaler is not None and not dynamic  # so that kernels may overwrite saved tensors
-            inner = _Inner(participants.with_late_backward() if late else participants, key, patches, stores=False)
-            # AOTAutograd's cache would return a backward that is not rewritten.
-            with functorch_config.patch(enable_autograd_cache=False):
-                return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
-        inner = _Inner(participants.with_late_backward(), key, patches, stores=True)
-        with storing_backwards(load=inner.backward, scaler=options.scaler):
+        stores = not (dynamic or participants.observer.dumps) and stores_backwards() and is_cacheable(gm)
+        late = stores or (options.scaler is not None and not dynamic)  # so that kernels may overwrite saved tensors
+        inner = _Inner(participants.with_late_backward() if late else participants, key, patches, stores)
+        if stores:
+            cache = storing_backwards(load=inner.backward, scaler=options.scaler)
+        else:  # AOTAutograd's cache would return a backward that is not rewritten.
+            cache = functorch_config.patch(enable_autograd_cache=False)
+        with cache:
             return cast(Callable[..., Any], compiled(inner_compile=inner.compile))
 
 
@@ -109,17 +109,8 @@ class _Inner:
         return self.participants.backward(self._compiler(settings))(gm, inputs)
 
     def _compiler(self, settings: Mapping[str, Any]) -> GraphCompiler:
-        policy = self.participants.policy
-        in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
-        in_chunks = policy is not None and policy.has_rules_for(LOSS)
-        scaled = self.participants.options.scaler is not None and self.participants.device not in (None, "cpu")
-        usual: Mapping[str, int] = {}
-        if in_chunks or (settings.get("is_backward") and in_8_bits):
-            usual = _LONG
-        elif settings.get("is_backward") and scaled:
-            usual = _SCALED
-        if policy is not None and Category.NVFP4 in policy.products:
-            usual = _WITH_4_BITS
+        limits = self._limits_of_ops(bool(settings.get("is_backward")))
+        usual = {"realize_opcount_threshold": max(limits)} if limits else {}
 
         def compile_inner(gm: GraphModule, inputs: Sequence[Any]) -> Any:
             # A backward may be compiled only when it first runs, outside compile_fx.
@@ -127,6 +118,19 @@ class _Inner:
                 return compile_fx.compile_fx_inner(gm, inputs, **settings)
 
         return compile_inner
+
+    def _limits_of_ops(self, backward: bool) -> list[int]:
+        """Return after how many ops Inductor may write a value to memory, for each reason for another limit."""
+        policy, device = self.participants.policy, self.participants.device
+        in_8_bits = policy is not None and (policy.has_fp8 or policy.has_rules_for(KEPT))
+        in_chunks = policy is not None and policy.has_rules_for(LOSS)
+        scaled = self.participants.options.scaler is not None and device not in (None, "cpu")
+        reasons = {
+            _OPS_WITH_8_BITS_OR_CHUNKS: in_chunks or (backward and in_8_bits),
+            _OPS_SCALED: backward and scaled,
+            _OPS_WITH_4_BITS: policy is not None and Category.NVFP4 in policy.products,
+        }
+        return [limit for limit, holds in reasons.items() if holds]
 
 
 class _Partition(CustomPartitionerFn):

@@ -118,9 +118,7 @@ class _Rebuilder:
         same = alias_of(node) or unchanged_input(node)
         if same is not None:
             return self._rebuilt(same, dtype)
-        picked = node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]
-        call = node.all_input_nodes[0] if picked else node
-        sources = _viewed(call, node)
+        call, sources = _view(node)
         if not sources:
             source, views = _views_in_body(node, self._learning, self._mode)
             copy = self._cast(node, dtype) if source is node else self._rebuilt(source, dtype)
@@ -129,7 +127,7 @@ class _Rebuilder:
             return copy
         if (call, dtype) not in self._copies:
             self._copies[call, dtype] = self._copy(call, {source: self._rebuilt(source, dtype) for source in sources})
-        return self._copy(node, {call: self._copies[call, dtype]}) if picked else self._copies[call, dtype]
+        return self._copies[call, dtype] if call is node else self._copy(node, {call: self._copies[call, dtype]})
 
     def _copy(self, node: Node, sources: dict[Node, Node]) -> Node:
         with self._output.graph.inserting_before(self._output):
@@ -174,19 +172,17 @@ def _base(node: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, 
     views: list[Node] = []
     while True:
         same = alias_of(node) or unchanged_input(node)
-        calls = [node] if same is None else []
-        if node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]:
-            calls = [node.all_input_nodes[0], node]
-        sources = _viewed(calls[0], node) if calls else []
         if same is not None:
             node = same
-        elif len(sources) == 1 and calls[0].all_input_nodes == sources:
-            views[:0], node = calls, sources[0]
+            continue
+        call, sources = _view(node)
+        if len(sources) == 1 and call.all_input_nodes == sources:
+            source, made = sources[0], [node] if call is node else [call, node]
         else:
-            source, inner = _views_in_body(node, learning, mode)
-            if source is node:
-                return node, views
-            views[:0], node = inner, source
+            source, made = _views_in_body(node, learning, mode)
+        if source is node:
+            return node, views
+        views[:0], node = made, source
 
 
 def _have_separate_memory(one: Node, other: Node) -> bool:
@@ -198,6 +194,13 @@ def _have_separate_memory(one: Node, other: Node) -> bool:
 def _switch_gradients(output: Node, on: bool) -> None:
     with output.graph.inserting_before(output):
         output.graph.call_function(torch._C._set_grad_enabled, (on,))
+
+
+def _view(node: Node) -> tuple[Node, list[Node]]:
+    """Return the call that makes ``node``, or the views of which it picks one, and the inputs that it is a view of."""
+    picked = node.target is operator.getitem and aliased_inputs(node) == [node.args[0]]
+    call = node.all_input_nodes[0] if picked else node
+    return call, _viewed(call, node)
 
 
 def _viewed(call: Node, result: Node) -> list[Node]:

@@ -52,7 +52,7 @@ def test_a_step_costs_what_was_accepted(counting: Counting, model: str) -> None:
         pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {VERSIONS}")
     else:
         (ours,) = counted(counting, model, Way("auto"))
-    require_lighter(ours, BUDGET["models"][model]["torch"])
+    require_lighter(ours, BUDGET["models"][model]["torch"], 1.03 if model == "vit-b" else 1)
     assert ours == BUDGET["models"][model]["fxamp"], "run with FXAMP_ACCEPT=1 if that is meant"
 
 
@@ -70,14 +70,14 @@ def test_naming_what_is_not_finite_moves_at_most_a_tenth_more(model: str) -> Non
     assert plain < watched <= 1.10 * plain
 
 
-def require_lighter(ours: dict[str, int], torch: dict[str, int]) -> None:
+def require_lighter(ours: dict[str, int], torch: dict[str, int], memory: float) -> None:
     """Bytes of the forward and of the whole step, what is kept, most memory at once, and launches, each.
 
-    Of memory 3 % more is accepted: the kernel that computes a gradient in float32 writes its 16-bit copy too, which
-    torch writes later, when it has freed what that kernel reads.
+    ``memory``: how much more memory at once is accepted. In ViT's backward, where most is in use, the kernel that
+    computes a gradient in float32 writes its 16-bit copy too; torch writes it when it has freed what that kernel reads.
     """
     for columns in (("forward",), STAGES, ("kept",), ("peak",), ("triton", "library", "outside")):
-        most = 1.03 if columns == ("peak",) else 1
+        most = memory if columns == ("peak",) else 1
         assert sum(ours[column] for column in columns) <= most * sum(torch[column] for column in columns), columns
 
 
