@@ -105,8 +105,7 @@ class UnusedResults(Participant):
                 known = {absent for absent, _ in variants}
                 if absent not in known and len(known) >= MOST:
                     for at in absent:
-                        value = nodes[at].meta["val"]
-                        args[at] = torch.zeros(tuple(value.shape), dtype=value.dtype, device=value.device)
+                        args[at] = _zeros(nodes[at].meta["val"])
                     absent = frozenset()
                 if (absent, overwrites) not in variants:  # one that keeps saved tensors serves all runs
                     variants[absent, overwrites] = variants.get((absent, False)) or variant(absent, overwrites)
@@ -115,6 +114,13 @@ class UnusedResults(Participant):
             return variants[absent, overwrites](args)
 
         return takes_list(run)
+
+
+def _zeros(value: Tensor) -> Tensor:
+    """Return zeros with the sizes, strides, dtype and device of ``value``: views in the graph depend on the strides."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    flat = torch.zeros(max(reach, 0), dtype=value.dtype, device=value.device)
+    return flat.as_strided(tuple(value.shape), value.stride())
 
 
 def _asking_for_none(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -110,6 +110,23 @@ def test_gradients_are_eager_s_for_every_choice_of_results(
     assert len(compiled_backwards) == (0 if lower == "eager" else unused_results.MOST + 1)
 
 
+def test_zeros_have_the_strides_of_the_gradients() -> None:
+    """More choices than are compiled for; the backward reads the sum with an unused result's gradient as a view."""
+
+    def program(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        hidden = nn.functional.linear(x, w).transpose(1, 2)
+        return hidden, hidden.sum(), (hidden * 2).sum(0), hidden[1:].cos()
+
+    function = torch.compile(program, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "aot_eager"})
+    leaves = [torch.randn(2, 4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)]
+    for used in range(4):
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = program(*leaves)
+        gradients = [torch.autograd.grad(results[used].sum(), leaves) for results in (function(*leaves), theirs)]
+        for mine, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+
+
 @pytest.mark.inductor
 def test_inductor_compiles_a_backward_for_each_choice(compiled_backwards: list[Any]) -> None:
     """It is called when the backward first runs, and takes fewer inputs."""
