@@ -47,9 +47,16 @@ def looped(d: Draft) -> None:
 
 @statement()
 def written_by_a_loop(d: Draft) -> None:
-    """A loop that multiplies a value in place by a power of two, which rounds nothing in any dtype."""
+    """A loop that multiplies a value in place by a power of two, which rounds nothing in any dtype.
+
+    Under a named policy a loop keeps its captured dtype, float32, which holds what the policy has in 16 bits; bfloat16
+    and float16 do not hold each other's values.
+    """
     _require_place(d)
-    h = d.let(f"{d.lowered(d.value(lambda v: v.is_floating_point()))}.detach() * 0.5")
+    x = d.value(lambda v: v.dim() >= 1)
+    size = d.shape(x)[-1]
+    made = d.lowered(x) if d.setting.ambient else f"F.linear({x}.float(), {d.weight(size, size)})"
+    h = d.let(f"{made}.detach() * 0.5")
     turn, ones = f"lambda i, v: ((i + 1, v * 1), {h}.mul_(2.0))[0]", "(torch.tensor(0), torch.ones(2))"
     loop = f"torch._higher_order_ops.while_loop(lambda i, v: i < 2, {turn}, {ones})"
     with d.block("with torch.no_grad():", replace(d.place, grad=False)):
