@@ -11,6 +11,7 @@ from support.checks.cost_counting import Counting
 from support.checks.generated_bytes import generated_bytes
 from support.machines.inductor_code import generated, printed_modules
 from support.machines.lacks import needs_compiler
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.errors import OptionError
@@ -18,6 +19,7 @@ from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks, simulated_gpu
 from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kept, Kernel, Peak
 from fxamp.tools.bench.cost.eager import EagerOps
+from fxamp.tools.bench.cost.program import fake_workload
 from fxamp.tools.bench.cost.rates import Rates
 from fxamp.tools.bench.cost.row import extrapolated, row
 from fxamp.tools.bench.cost.workload import Way, Workload
@@ -430,3 +432,14 @@ def test_the_generated_text_moves_the_bytes_that_were_counted_before_it(tmp_path
     expected = sum(kernel.bytes for kernel in count.kernels if kernel.kind == "triton")
     texts = generated(file, "cuda-bfloat16")
     assert sum(map(generated_bytes, texts)) == pytest.approx(expected, rel=0.05) and len(texts) == 2
+
+
+def test_no_memory_of_a_counted_model_is_left(tmp_path: Path) -> None:
+    """Each policy is counted with a model of its own, and torch holds modules that it has compiled."""
+    file = tmp_path / "tied.py"
+    made = "model, inputs = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), (ones(2),)"
+    file.write_text(f"from torch import nn, ones\n{made}\nmodel[1].weight = model[0].weight\n")
+    with fake_workload(Workload(str(file)), FakeTensorMode()) as called:
+        assert isinstance(called.model, nn.Sequential)
+    parameters = list(called.model.parameters())
+    assert len(parameters) == 3 and all(parameter.is_meta for parameter in parameters)
