@@ -18,6 +18,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import zip_longest
 
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -26,7 +27,7 @@ from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_verbatim
 from fxamp.errors import BannedOpError
 from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
-from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
+from fxamp.graph.higher_order_ops import Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, outermost, walk
@@ -75,9 +76,9 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
         decide(node, choice)
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
-        changed += sum(_annotate(body.module, context, here, in_function) for body in bodies(node))
+        changed += sum(_annotate(_body(body), context, here, in_function) for body in bodies(node))
         hook = gradient_hook(node)
-        changed += 0 if hook is None else _annotate(hook.module, context, here.disabled)
+        changed += 0 if hook is None else _annotate(_body(hook), context, here.disabled)
         changed += _annotate_function(node, context, here)
     return changed
 
@@ -164,4 +165,12 @@ def _annotate_function(node: Node, context: CastContext, region: AutocastRegion)
         inside = region.disabled
     if request is not None and request.decorated_backward and region.captured is None:
         drop_outermost_region(function.backward.module)
-    return sum(_annotate(part.module, context, inside, True) for part in (function.forward, function.backward))
+    return sum(_annotate(_body(part), context, inside, True) for part in (function.forward, function.backward))
+
+
+def _body(body: Body) -> GraphModule:
+    """Return the body's graph, with the stack of each operand on its input: Dynamo's is that of the first reader."""
+    for placeholder, operand in zip_longest(body.module.graph.find_nodes(op="placeholder"), body.operands):
+        if placeholder is not None:
+            placeholder.meta["stack_trace"] = operand.meta.get("stack_trace") if isinstance(operand, Node) else None
+    return body.module

@@ -5,6 +5,7 @@ import torch
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch.amp import custom_bwd, custom_fwd
+from torch.utils.checkpoint import checkpoint
 
 from fxamp.errors import CaptureError
 
@@ -137,6 +138,22 @@ def test_functions_that_share_their_code_and_ask_for_different_casts_are_refused
         compile_with(lambda x: functions[0].apply(x, x + 0), "eager")(leaf(4, 4))
 
 
+class InFewerBits(torch.autograd.Function):
+    """A matrix product of inputs in 16 bits."""
+
+    @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.bfloat16)
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a.mm(b)
+
+    @staticmethod
+    @custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return grad.mm(b.t()), a.t().mm(grad)
+
+
 class Rounding(torch.autograd.Function):
     """Its result has the dtype of what it gets."""
 
@@ -185,3 +202,14 @@ def test_cast_inputs_ask_for_nothing_where_autocast_is_off(grad: bool, lowering:
         return b @ b.t()
 
     assert_like_autocast(program, leaf(4, 8).requires_grad_(grad), lowering=lowering, around=around)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_cast_inputs_hold_in_a_checkpoint_where_nothing_needs_a_gradient(lowering: str) -> None:
+    """Dynamo inlines the forward, and gives the checkpoint's inputs the stack of the call that reads them."""
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(lambda x: InFewerBits.apply(x, b), a, use_reentrant=False)
+        return result
+
+    assert_like_autocast(program, leaf(4, 4).requires_grad_(False), leaf(4, 4).requires_grad_(False), lowering=lowering)
