@@ -146,6 +146,11 @@ class Draft:
         name = self._count("w", "parameter")
         return f"self.{self._declare(Declaration(name, 'parameter', shape, torch.float32, grad, tied))}"
 
+    @property
+    def parameters(self) -> list[str]:
+        """``self.w`` of all parameters so far."""
+        return [f"self.{d.name}" for d in self._declarations if d.role == "parameter"]
+
     def first_name(self, parameter: str) -> str:
         """The name under which a parameter was declared first: ``parameter`` may be tied to it."""
         tied = {f"self.{d.name}": d.tied for d in self._declarations if d.tied is not None}

@@ -61,14 +61,17 @@ def submodule(d: Draft) -> None:
 def nested_regions(d: Draft) -> None:
     """Calls in a ``torch.compiler.nested_compile_region``, each of which takes the result of the one before.
 
-    All have one weight or each has its own: torch 2.13's Dynamo gives a weight that two share to later ones too.
+    All have one weight or each has its own, which nothing reads before: torch 2.13's Dynamo gives a weight that two
+    share, or that is read outside, to later ones too.
     """
     if d.place.body or d.place.inference or d.setting.races:
         raise Unfit
     x = d.value(lambda v: v.dim() >= 1 and v.numel() > 0)
+    known = set(d.parameters)
     weights = [d.parameter(d.shape(x)[-1], d.shape(x)[-1]) for _ in range(d.pick((2, 2, 3)))]
-    every = [*d.region_weights, *map(d.first_name, weights)]
-    if len(set(every)) not in (1, len(every)):
+    names = list(map(d.first_name, weights))
+    every = [*d.region_weights, *names]
+    if len(set(every)) != 1 and (len(set(every)) != len(every) or not known.isdisjoint(names)):
         raise Unfit
     d.region_weights = every
     d.define("Nested", _NESTED)
