@@ -36,11 +36,13 @@ def fake_workload(workload: Workload, mode: FakeTensorMode) -> Iterator[Called]:
     Raises ListingError if a file of the user's defines no model and inputs.
     """
     made = _of_table(workload) if workload.model in MODELS else program(workload.model, lambda _: None)
-    with fake_program(made, mode, "cuda") as fake:
-        parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
-        model = _LossOnly(fake.model) if workload.loss_only else fake.model
-        yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
-    _leave_on_meta(made)
+    try:
+        with fake_program(made, mode, "cuda") as fake:
+            parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
+            model = _LossOnly(fake.model) if workload.loss_only else fake.model
+            yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
+    finally:
+        _leave_on_meta(made)
 
 
 def _leave_on_meta(made: Program) -> None:
