@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.graph import graph_output
-from fxamp.passes.backward.drop_unused_results import DropUnusedResults
+from fxamp.passes.backward.drop_unused_results import DropUnusedResults, spanned_elements
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
@@ -118,8 +118,7 @@ class UnusedResults(Participant):
 
 def _zeros(value: Tensor) -> Tensor:
     """Return zeros with the sizes, strides, dtype and device of ``value``: views in the graph depend on the strides."""
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    flat = torch.zeros(max(reach, 0), dtype=value.dtype, device=value.device)
+    flat = torch.zeros(spanned_elements(value), dtype=value.dtype, device=value.device)
     return flat.as_strided(tuple(value.shape), value.stride())
 
 

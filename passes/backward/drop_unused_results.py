@@ -114,6 +114,11 @@ def _zeros(node: Node, writer: GraphWriter) -> Node:
     options: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     if value.is_contiguous():
         return writer.call(aten.full.default, list(value.shape), 0, near=node, **options)
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    flat = writer.call(aten.full.default, [reach], 0, near=node, **options)
+    flat = writer.call(aten.full.default, [spanned_elements(value)], 0, near=node, **options)
     return writer.call(aten.as_strided.default, flat, list(value.shape), list(value.stride()), near=node)
+
+
+def spanned_elements(value: Tensor) -> int:
+    """Return how many elements of memory a tensor of these sizes and strides spans."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return last + 1 if value.numel() else 0
