@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch.fx import GraphModule
@@ -9,7 +10,7 @@ from torch.fx import GraphModule
 from fxamp.backend.eager_checkpoints import keep_random_numbers
 from fxamp.backend.eager_functions import save_for_second_backward
 from fxamp.backend.participants import Participants
-from fxamp.capture.autocast_state import autocast_state
+from fxamp.capture.autocast_state import autocast_state, regions_closed
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed
 from fxamp.torch_private import keep_saved_tensors, traced
@@ -85,11 +86,10 @@ def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Parti
 
 def _without_autocast(gm: GraphModule, device: str | None) -> Callable[..., Any]:
     """Return a callable that runs ``gm`` with autocast off for ``device``; None leaves autocast as it is."""
-    if device is None:
-        return gm
+    state = regions_closed if device is None else partial(autocast_state, device, False)
 
     def call(*args: Any) -> Any:
-        with autocast_state(device, False):
+        with state():
             return gm(*args)
 
     return call

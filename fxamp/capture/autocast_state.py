@@ -57,11 +57,8 @@ def in_autocast_states(states: AutocastStates) -> Iterator[None]:
 def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Set autocast for ``device`` on or off, to ``dtype`` (None keeps the current one); restore it on exit.
 
-    Autocast's weight cache is off: code outside the trace must not find casts that were made inside it. A region that
-    an exception left open is closed on exit; torch would never clear its weight cache again, and eager code would read
-    stale weights.
+    Autocast's weight cache is off: code outside the trace must not find casts that were made inside it.
     """
-    depth = autocast_depth()
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_enabled(device, enabled)
@@ -69,14 +66,30 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
     if dtype is not None:
         torch.set_autocast_dtype(device, dtype)
     try:
-        yield
+        with regions_closed():
+            yield
     finally:
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
         torch.set_autocast_cache_enabled(cached)
+
+
+@contextmanager
+def regions_closed() -> Iterator[None]:
+    """Close the regions of autocast and grad mode that an exception leaves open.
+
+    Otherwise torch would never clear autocast's weight cache again, so that eager code would read stale weights, and
+    gradients would stay off.
+    """
+    depth, gradients = autocast_depth(), torch.is_grad_enabled()
+    try:
+        yield
+    except BaseException:
+        torch._C._set_grad_enabled(gradients)
         while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
+        raise
 
 
 def autocast_depth() -> int:

@@ -7,6 +7,7 @@ from support.oracles.like_autocast import assert_like_autocast, compile_with, le
 from torch.nn import functional as F
 
 import fxamp
+from fxamp.capture.autocast_state import autocast_depth
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
@@ -131,3 +132,20 @@ def test_an_autocast_around_the_call_says_whether_a_weight_is_cast_once(
             result = call(leaf(16, 16), w)
         gradients.append(torch.autograd.grad(result.float().square().sum(), w)[0])
     assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])
+@pytest.mark.parametrize("ambient", [False, True])
+def test_an_error_in_a_region_leaves_no_region_open(ambient: bool, policy: str) -> None:
+    """Else gradients would stay off, and eager autocast would read stale weights, as after torch's own "eager"."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            torch.ops.aten._assert_async.msg((x @ w).sum() > 1e9, "the sum is small")
+        return x @ w
+
+    compiled = compile_with(program, "eager", policy=policy)
+    with torch.autocast("cpu", torch.bfloat16, enabled=ambient), pytest.raises(RuntimeError, match="the sum is small"):
+        compiled(leaf(2, 2), leaf(2, 2))
+    assert torch.is_grad_enabled()
+    assert autocast_depth() == 0

@@ -1,13 +1,17 @@
-"""What torch dispatches to in this thread, as it was before any program ran.
+"""The state of torch in this thread, as it was before a run: what an error leaves behind would spoil the runs after it.
 
-An error in ``torch.inference_mode`` that torch.compile traces leaves the dispatch keys of the tracing behind: from then
-on torch draws no random numbers in this process.
+- An error in ``torch.inference_mode`` that torch.compile traces leaves the dispatch keys of the tracing: from then on
+  torch draws no random numbers in this process.
+- An error in an autocast region of a graph under torch's "eager" leaves the region open: from then on eager autocast
+  reads stale weights.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from fxamp.capture.autocast_state import autocast_depth, regions_closed
 
 _INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
@@ -17,3 +21,20 @@ def sound_dispatch() -> Iterator[None]:
     """Run a block, or a decorated function, without what an error before it left behind."""
     with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED):
         yield
+
+
+class OpenRegions(BaseException):
+    """A run left a region of autocast or grad mode open; no comparison may take it for an error of the program."""
+
+
+@contextmanager
+def closing_regions() -> Iterator[None]:
+    """Raise OpenRegions, with the regions closed, if the block leaves one open, whether it raises or not."""
+    before = autocast_depth(), torch.is_grad_enabled()
+    with regions_closed():
+        try:
+            yield
+        finally:
+            after = autocast_depth(), torch.is_grad_enabled()
+            if after != before:
+                raise OpenRegions(f"autocast's depth and grad mode are {before} before the run and {after} after it")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, reject, seed, settings
 from programs.chunks import chunk_differences
 from programs.compare import Refused, differences
 from programs.device import default_device
-from programs.dispatch import sound_dispatch
+from programs.dispatch import OpenRegions, sound_dispatch
 from programs.program import Case
 from programs.reduce import reduce
 from programs.render import script
@@ -155,7 +155,10 @@ def _message(case: Case) -> str:
     setting = case.setting
     compare = chunk_differences if setting.chunks else restart_differences if setting.compiled else differences
     with warnings.catch_warnings(action="ignore"), default_device():
-        messages = compare(case.program, setting)
+        try:
+            messages = compare(case.program, setting)
+        except OpenRegions as error:
+            messages = [str(error)]
     return "\n".join([*messages, "", script(case)]) if messages else ""
 
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 from programs import device
+from programs.dispatch import closing_regions
 from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
 from programs.render import build
@@ -20,6 +21,7 @@ from torch._dynamo.output_graph import OutputGraph
 import fxamp
 from fxamp.backend import auto_products
 from fxamp.backend.compilation import GraphCompilation
+from fxamp.capture.autocast_state import regions_closed
 
 #: Far from overflow and underflow for gradients around 1.
 _SCALE = 2.0**8
@@ -119,7 +121,7 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
 
     with _casting_alone(), _noted():
-        return _observe(start(), setting)
+        return _observe(start(), setting, closing_regions)
 
 
 @contextmanager
@@ -133,9 +135,11 @@ def _casting_alone() -> Iterator[None]:
         yield
 
 
-def _observe(run: Run, setting: Setting) -> Outcome:
+def _observe(
+    run: Run, setting: Setting, regions: Callable[[], AbstractContextManager[None]] = regions_closed
+) -> Outcome:
     torch.manual_seed(7)
-    with _captured(setting):
+    with _captured(setting), regions():
         if setting.schedule == "threads":
             return observe_in_threads(run, setting)
         return train(run, setting) if setting.schedule in ("train", "restart") else observe(run, setting)
