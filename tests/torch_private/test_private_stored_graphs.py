@@ -41,6 +41,23 @@ def test_a_view_is_stored_with_its_layout() -> None:
         assert value.fake_mode is mode and not value._is_view()
 
 
+def test_values_of_one_storage_are_stored_so() -> None:
+    """Inductor's pass that writes in place looks at storages."""
+    with FakeTensorMode():
+        inputs = [torch.ones(3, 4), torch.ones(8, dtype=torch.int32)]
+    gm = make_fx(lambda x, y: (x.t(), x * 2, y[2:], y.view(torch.float32)), tracing_mode="fake")(*inputs)
+    loaded, examples = private.load_graph(private.dump_graph(gm, inputs), FakeTensorMode())
+
+    def storages(graph: torch.fx.GraphModule) -> list[tuple[int, int]]:
+        memory = [node.meta["val"].untyped_storage() for node in graph.graph.nodes if node.op != "output"]
+        first = [storage._cdata for storage in memory]
+        return [(first.index(storage._cdata), storage.nbytes()) for storage in memory]
+
+    assert storages(loaded) == storages(gm)
+    assert len(set(storages(gm))) == 3
+    assert [value.untyped_storage().nbytes() for value in examples] == [48, 32]
+
+
 def test_a_graph_of_dynamic_sizes_is_not_stored() -> None:
     gm = make_fx(lambda x: x * x.shape[0], tracing_mode="symbolic")(torch.ones(3, 4))
     (before,) = gm.graph.find_nodes(op="placeholder")
