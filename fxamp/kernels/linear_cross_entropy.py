@@ -1,7 +1,7 @@
 """The cross entropy of a linear layer's results, a chunk of rows at a time: ``torch.ops.fxamp.linear_cross_entropy``.
 
-``linear_cross_entropy_and_log_sums`` also returns each row's log-sum-exp of the logits, which a z-loss reads. This file
-calls them log-sums.
+``linear_cross_entropy_and_log_sums`` also returns each row's log-sum-exp of the logits, which a z-loss reads. They are
+called log-sums here.
 
 Both are differentiable, and made of ops that AOTAutograd traces. The logits of all rows never exist at once: those of
 one chunk are freed before those of the next are computed, in the forward and in the backward. torch's own chunked
@@ -24,31 +24,27 @@ one chunk are freed before those of the next are computed, in the forward and in
    one chunk is never coarser than one for all rows. The weight has the same scales in all chunks.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fxamp.kernels.chunk_sums import add_product, copy_after, wide_product
-from fxamp.kernels.products.scaled_linear import input_gradient, output_product, scaled_linear, weight_gradient
-from fxamp.policy import RECIPES, Recipe
+from fxamp.kernels.loss_chunks import (
+    MEAN,
+    NONE,
+    Gradients,
+    GradientSums,
+    LossChunk,
+    LossForm,
+    LossHead,
+    chunks_of,
+    counted_rows,
+    cut_rows,
+)
+from fxamp.kernels.products.scaled_linear import scaled_linear
+from fxamp.policy import Recipe
 from fxamp.torch_private import computed_again, kept_exactly, untraced
-
-NONE, MEAN, SUM = range(3)
-"""The reductions, as ATen numbers them (``at::Reduction``)."""
-
-
-class Gradients(StrEnum):
-    """Where the gradients of a chunk are computed."""
-
-    IN_FORWARD = "forward"
-    IN_BACKWARD = "backward"
-
 
 _OPERANDS = (
     "Tensor input, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, int reduction, "
@@ -60,19 +56,6 @@ for _signature in (
     f"linear_cross_entropy_and_log_sums({_OPERANDS}) -> (Tensor, Tensor)",
 ):
     _LIBRARY.define(_signature)  # type: ignore[no-untyped-call]
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The arguments of ``functional.cross_entropy``, and how the loss is chunked."""
-
-    reduction: int
-    ignore_index: int
-    label_smoothing: float
-    dtype: torch.dtype
-    chunks: int
-    gradients: Gradients
-    recipe: Recipe | None
 
 
 @torch.library.impl(_LIBRARY, "linear_cross_entropy", "CompositeImplicitAutograd")
@@ -103,7 +86,7 @@ def linear_cross_entropy(
         label_smoothing: from 0 to 1.
         dtype: what ``input``, ``weight`` and ``bias`` are cast to for the products.
         chunks: the number of chunks, whose sizes differ by rounding only.
-        gradients: one of :class:`Gradients`.
+        gradients: one of :class:`~fxamp.kernels.loss_chunks.Gradients`.
         recipe: one of :class:`fxamp.policy.Recipe` for products in fp8, else "".
 
     Returns:
@@ -112,7 +95,7 @@ def linear_cross_entropy(
     """
     late = reduction == NONE or not torch.is_grad_enabled()
     place = Gradients.IN_BACKWARD if late else Gradients(gradients)
-    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
+    form = LossForm(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
     return _loss_and_log_sums(input, weight, bias, target, class_weight, form)[0]
 
 
@@ -137,12 +120,12 @@ def linear_cross_entropy_and_log_sums(
     yet.
     """
     place = Gradients.IN_BACKWARD
-    form = _Form(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
+    form = LossForm(reduction, ignore_index, label_smoothing, dtype, chunks, place, Recipe(recipe) if recipe else None)
     return _loss_and_log_sums(input, weight, bias, target, class_weight, form)
 
 
 def _loss_and_log_sums(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: LossForm
 ) -> tuple[Tensor, Tensor]:
     if torch.is_grad_enabled() and (target.requires_grad or (class_weight is not None and class_weight.requires_grad)):
         return _whole(input, weight, bias, target, class_weight, form)
@@ -152,7 +135,7 @@ def _loss_and_log_sums(
 
 
 def _whole(
-    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: _Form
+    input: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, class_weight: Tensor | None, form: LossForm
 ) -> tuple[Tensor, Tensor]:
     """Return loss and log-sums, computed by torch's own ops without chunks: all operands can have gradients."""
     if form.recipe is None:
@@ -171,16 +154,9 @@ def _whole(
     return loss, logits.logsumexp(-1)
 
 
-def _counting(target: Tensor, form: _Form) -> Tensor:
-    """bool ``[N]``: whether each row counts, that is, is not ignored."""
-    if target.is_floating_point():
-        return target.new_ones(target.shape[:1], dtype=torch.bool)
-    return target.ne(form.ignore_index)
-
-
-def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
+def _count(target: Tensor, class_weight: Tensor | None, form: LossForm) -> Tensor:
     """The divisor of the mean: the number of rows that count, or the sum of their class weights."""
-    counts = _counting(target, form)
+    counts = counted_rows(target, form)
     if class_weight is None or target.is_floating_point():
         return counts.sum()
     return class_weight.float()[target.where(counts, 0)].where(counts, 0.0).sum()
@@ -189,7 +165,7 @@ def _count(target: Tensor, class_weight: Tensor | None, form: _Form) -> Tensor:
 class _Losses(torch.autograd.Function):
     """Returns the sum of the losses of all rows, or each row's loss, and the log-sums ``[N]``.
 
-    :class:`_Form` says where the gradients are computed. If the forward computes them, the log-sums have none.
+    :class:`LossForm` says where the gradients are computed. If the forward computes them, the log-sums have none.
     """
 
     @staticmethod
@@ -200,24 +176,24 @@ class _Losses(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         class_weight: Tensor | None,
-        form: _Form,
+        form: LossForm,
     ) -> tuple[Tensor, Tensor]:
         ctx.form = form
         ctx.set_materialize_grads(False)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (input, weight, bias)]
-        head = _Head.of(weight, bias, class_weight, form)
+        head = LossHead.of(weight, bias, class_weight, form)
         early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
         losses, log_sums = [], []
         with kept_exactly() if early else computed_again():
-            sums = _Sums(head, ctx.needs_input_grad) if early else None
+            sums = GradientSums(head, ctx.needs_input_grad) if early else None
             earlier: list[Tensor] = []
-            for rows, classes in _chunks(input, target, form):
-                chunk = _Chunk.of(head, rows, classes, earlier)
+            for rows, classes in chunks_of(input, target, form):
+                chunk = LossChunk.of(head, rows, classes, earlier)
                 losses.append(chunk.losses())
                 log_sums.append(chunk.log_sums.squeeze(1))
                 earlier = losses[-1:] if sums is None else sums.add(chunk, chunk.gradients(losses[-1]))
             operands = [input, weight, bias, target, class_weight]
-            saved = operands if sums is None else [*sums.gradients(), _counting(target, form).any()]
+            saved = operands if sums is None else [*sums.gradients(), counted_rows(target, form).any()]
         ctx.save_for_backward(*saved)
         of_rows = torch.cat(log_sums)
         if early:
@@ -229,7 +205,7 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     @untraced
     def backward(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-        form: _Form = ctx.form
+        form: LossForm = ctx.form
         if gradient is None and of_log_sums is None:
             return (None,) * 6
         if torch.is_grad_enabled():
@@ -250,160 +226,19 @@ class _Losses(torch.autograd.Function):
 
 def _computed_again(ctx: Any, gradient: Tensor | None, of_log_sums: Tensor | None) -> list[Tensor | None]:
     """Return the gradients, from recomputed logits; None stands for gradients of zero."""
-    form: _Form = ctx.form
+    form: LossForm = ctx.form
     input, weight, bias, target, class_weight = ctx.saved_tensors
-    sums = _Sums(head := _Head.of(weight, bias, class_weight, form), ctx.needs_input_grad)
-    of_rows = None if gradient is None else gradient.where(_counting(target, form), 0.0)
+    sums = GradientSums(head := LossHead.of(weight, bias, class_weight, form), ctx.needs_input_grad)
+    of_rows = None if gradient is None else gradient.where(counted_rows(target, form), 0.0)
     scales, log_scales = (
-        [None] * form.chunks if each is None else _cut(each, form.chunks) for each in (of_rows, of_log_sums)
+        [None] * form.chunks if each is None else cut_rows(each, form.chunks) for each in (of_rows, of_log_sums)
     )
     earlier: list[Tensor] = []
-    for (rows, classes), scale, log_scale in zip(_chunks(input, target, form), scales, log_scales, strict=True):
-        chunk = _Chunk.of(head, rows, classes, earlier)
+    for (rows, classes), scale, log_scale in zip(chunks_of(input, target, form), scales, log_scales, strict=True):
+        chunk = LossChunk.of(head, rows, classes, earlier)
         earlier = sums.add(chunk, chunk.weighted_gradients(scale, log_scale))
     return sums.gradients()
 
 
-def _cut(rows: Tensor, chunks: int) -> list[Tensor]:
-    count = rows.shape[0]
-    ends = [count * i // chunks for i in range(chunks + 1)]
-    return [rows[start:end] for start, end in pairwise(ends)]
-
-
-def _chunks(input: Tensor, target: Tensor, form: _Form) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(_cut(input, form.chunks), _cut(target, form.chunks), strict=True)
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The linear layer, in the dtype of its products unless they are in fp8, and the weights of classes in float32."""
-
-    weight: Tensor
-    bias: Tensor | None
-    class_weight: Tensor | None
-    form: _Form
-
-    @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, class_weight: Tensor | None, form: _Form) -> "_Head":
-        lower = None if bias is None else bias.to(form.dtype)
-        weight = weight.to(form.dtype) if form.recipe is None else weight
-        return _Head(weight, lower, None if class_weight is None else class_weight.float(), form)
-
-    def logits(self, rows: Tensor) -> Tensor:
-        """``[n, C]`` in the products' dtype."""
-        if self.form.recipe is None:
-            return functional.linear(rows, self.weight, self.bias)
-        product = output_product(rows, self.weight, self.form.recipe, self.form.dtype)
-        return product if self.bias is None else product + self.bias
-
-    def input_gradient(self, gradients: Tensor) -> Tensor:
-        """``[n, K]`` in the products' dtype, from the gradients of the logits."""
-        if self.form.recipe is None:
-            return gradients @ self.weight
-        return input_gradient(gradients, self.weight, self.form.recipe, self.form.dtype)
-
-    def weight_gradient(self, gradients: Tensor, rows: Tensor, total: Tensor | None) -> Tensor:
-        """``[C, K]`` in float32, added to ``total``."""
-        if self.form.recipe is None or RECIPES[self.form.recipe].weight_gradient is None:
-            summed: Tensor = wide_product(gradients, rows) if total is None else add_product(gradients, rows, total)
-            return summed
-        product = weight_gradient(gradients, rows, self.form.recipe, self.form.dtype).float()
-        return product if total is None else total + product
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """Rows ``[n, K]`` in the products' dtype, their logits ``[n, C]`` in float32, and the log-sums of these."""
-
-    head: _Head
-    rows: Tensor
-    logits: Tensor
-    log_sums: Tensor
-    target: Tensor
-
-    @staticmethod
-    def of(head: _Head, rows: Tensor, target: Tensor, earlier: list[Tensor]) -> "_Chunk":
-        """``earlier``: the last tensors that the previous chunk computes from its logits; empty for the first chunk."""
-        rows = rows.to(head.form.dtype)
-        rows = copy_after(rows, earlier) if earlier else rows
-        logits = head.logits(rows).float()
-        return _Chunk(head, rows, logits, torch.logsumexp(logits, -1, keepdim=True), target)
-
-    def losses(self) -> Tensor:
-        """``[n]``: the losses of ``cross_entropy``, from sums over the logits that share a kernel with the log-sums."""
-        shares = self._shares()
-        chosen = torch.where(shares != 0, self.logits * shares, 0.0).sum(-1)
-        counts = _counting(self.target, self.head.form)
-        return torch.where(counts, self.log_sums.squeeze(1) * shares.sum(-1) - chosen, 0.0)
-
-    def gradients(self, losses: Tensor | None = None) -> Tensor:
-        """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32.
-
-        ``losses``: these, if they were computed: nothing reads the logits after this then, so Inductor may write the
-        gradients in 16 bits over logits in 16 bits.
-        """
-        shares = self._shares()
-        total = shares.sum(-1, keepdim=True)
-        if losses is not None:  # a dependency, which changes nothing
-            total = torch.where(losses.isnan().unsqueeze(1), total, total)
-        return self._probabilities() * total - shares
-
-    def weighted_gradients(self, scale: Tensor | None, log_scale: Tensor | None) -> Tensor:
-        """``[n, C]``: the gradient of losses times ``scale`` plus log-sums times ``log_scale``, both ``[n]``."""
-        losses = None if scale is None else self.gradients() * scale.unsqueeze(1)
-        log_sums = None if log_scale is None else self._probabilities() * log_scale.unsqueeze(1)
-        if losses is None or log_sums is None:
-            result = log_sums if losses is None else losses
-            assert result is not None, "neither losses nor log-sums have a gradient"
-            return result
-        return losses + log_sums
-
-    def _probabilities(self) -> Tensor:
-        return torch.exp(self.logits - self.log_sums)
-
-    def _shares(self) -> Tensor:
-        """``[n, C]``: the weight of each class in a row's loss."""
-        form, weight = self.head.form, self.head.class_weight
-        classes = self.logits.shape[1]
-        if self.target.is_floating_point():
-            shares = self.target.float()
-        else:
-            counts = _counting(self.target, form).unsqueeze(1)
-            every = torch.arange(classes, device=self.target.device)
-            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for a target that is no class
-            shares = torch.where(every.eq(index.unsqueeze(1)) & counts, 1.0, 0.0)
-        if form.label_smoothing:
-            uniform = form.label_smoothing / classes
-            shares = shares * (1 - form.label_smoothing) + uniform
-            if not self.target.is_floating_point():
-                shares = shares.where(counts, 0.0)
-        return shares if weight is None else shares * weight
-
-
-class _Sums:
-    """Sums the gradients of a head's operands over the chunks; ``needed``: which of the op's arguments need one."""
-
-    def __init__(self, head: _Head, needed: tuple[bool, ...]) -> None:
-        self._head = head
-        self._needed = needed
-        self._rows: list[Tensor] = []
-        self._weight: Tensor | None = None
-        self._bias: Tensor | None = None
-
-    def add(self, chunk: _Chunk, of_logits: Tensor) -> list[Tensor]:
-        """Add those of one chunk, from its logits' float32 gradients, ``[n, C]``; return what reads it last."""
-        gradients = of_logits.to(self._head.form.dtype)
-        of_input, of_weight, of_bias = self._needed[:3]
-        if of_input:
-            self._rows.append(self._head.input_gradient(gradients))
-        if of_weight:
-            self._weight = self._head.weight_gradient(gradients, chunk.rows, self._weight)
-        if of_bias:
-            total = gradients.float().sum(0)
-            self._bias = total if self._bias is None else self._bias + total
-        sums = [total for total in (self._weight, self._bias) if total is not None]
-        return sums or self._rows[-1:]
-
-    def gradients(self) -> list[Tensor | None]:
-        """Return those of the input in the products' dtype, of weight and bias in float32; None if not needed."""
-        return [torch.cat(self._rows) if self._rows else None, self._weight, self._bias]
+CHUNKED = torch.ops.fxamp.linear_cross_entropy.default
+WITH_LOG_SUMS = torch.ops.fxamp.linear_cross_entropy_and_log_sums.default

@@ -15,7 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
-from fxamp.kernels.linear_cross_entropy import Gradients
+from fxamp.kernels.linear_cross_entropy import CHUNKED, WITH_LOG_SUMS
+from fxamp.kernels.loss_chunks import Gradients
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
@@ -25,9 +26,6 @@ from fxamp.policy import CastRule
 from fxamp.policy.model.site import LOSS
 
 aten = torch.ops.aten
-
-CHUNKED = torch.ops.fxamp.linear_cross_entropy.default
-WITH_LOG_SUMS = torch.ops.fxamp.linear_cross_entropy_and_log_sums.default
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, all_graphs, argument, is_wrapper, op_name, tensor_value
-from fxamp.kernels.linear_cross_entropy import MEAN, SUM, Gradients
+from fxamp.kernels.linear_cross_entropy import CHUNKED
+from fxamp.kernels.loss_chunks import MEAN, SUM, Gradients
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.forward.chunk_losses import CHUNKED
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import decide, decision
 from fxamp.torch_private import hint

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import fxamp
 from fxamp.graph import all_nodes
+from fxamp.kernels.linear_cross_entropy import CHUNKED
 from fxamp.passes.forward.annotate_rules import AnnotateRules
-from fxamp.passes.forward.chunk_losses import CHUNKED, ChunkLosses
+from fxamp.passes.forward.chunk_losses import ChunkLosses
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.scale_products import ScaleProducts

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fxamp
+from fxamp.kernels.linear_cross_entropy import CHUNKED
 from fxamp.passes.forward.annotate_rules import AnnotateRules
-from fxamp.passes.forward.chunk_losses import CHUNKED
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.insert_casts import InsertCasts
 from fxamp.passes.forward.scale_linear_losses import ScaleLinearLosses
