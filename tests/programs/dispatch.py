@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
 from fxamp.capture.autocast_state import autocast_depth, regions_closed
 
@@ -27,6 +28,10 @@ class OpenRegions(BaseException):
     """A run left a region of autocast or grad mode open; no comparison may take it for an error of the program."""
 
 
+#: How Dynamo says that it left a region open itself, as an error in a body of an op that it traces makes it do.
+_BY_DYNAMO = "state changed while dynamo tracing"
+
+
 @contextmanager
 def closing_regions() -> Iterator[None]:
     """Raise OpenRegions, with the regions closed, if the block leaves one open, whether it raises or not."""
@@ -34,7 +39,20 @@ def closing_regions() -> Iterator[None]:
     with regions_closed():
         try:
             yield
-        finally:
-            after = autocast_depth(), torch.is_grad_enabled()
-            if after != before:
-                raise OpenRegions(f"autocast's depth and grad mode are {before} before the run and {after} after it")
+        except Exception as error:
+            if not _in_dynamo(error):
+                _require_closed(before)
+            raise
+        _require_closed(before)
+
+
+def _in_dynamo(error: Exception) -> bool:
+    """Whether Dynamo raised while it traced, before any backend was called."""
+    traced = isinstance(error, TorchDynamoException) and not isinstance(error, BackendCompilerFailed)
+    return traced or _BY_DYNAMO in str(error)
+
+
+def _require_closed(before: tuple[int, bool]) -> None:
+    after = autocast_depth(), torch.is_grad_enabled()
+    if after != before:
+        raise OpenRegions(f"autocast's depth and grad mode are {before} before the run and {after} after it")
