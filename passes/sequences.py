@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from fxamp.passes.backward.realize_casts import RealizeCasts
+from fxamp.passes.backward.realize_gradients import RealizeGradients
 from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.base import CastContext, Context, PassSequence
 from fxamp.passes.forward.annotate_rules import AnnotateRules
@@ -54,7 +55,7 @@ PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forwa
 #: drop-unused-results, cast-backward, scale-backward. Keep rules run their passes around the partition: mark-recomputed
 #: on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
 BACKWARD: PassSequence[CastContext] = PassSequence(
-    "backward", (RealizeCasts(), RealizeSums(), AddInPlace(), OverlapCopies())
+    "backward", (RealizeCasts(), RealizeSums(), RealizeGradients(), AddInPlace(), OverlapCopies())
 )
 
 

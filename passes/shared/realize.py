@@ -7,6 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
@@ -37,6 +38,11 @@ class Realize(TracedPass[Context]):
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
         left = [node.name for node in gm.graph.nodes if self.selects(node)]
         return f"not realized: {', '.join(left)}" if left else None
+
+
+def is_realized(node: Node) -> bool:
+    """Whether ``node`` is what a value was realized as."""
+    return isinstance(node.target, OpOverload) and node.target._schema.name == "prims::inductor_force_stride_order"
 
 
 def can_be_realized(value: Tensor) -> bool:

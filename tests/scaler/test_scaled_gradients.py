@@ -20,6 +20,7 @@ from support.oracles.scaled_runs import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import fxamp
 from fxamp.errors import OptionError
 from fxamp.passes.backward.scale_backward import CHECKS
 
@@ -195,3 +196,16 @@ def test_inductor_is_no_further_from_the_truth_than_eager_autocast_and_flags_an_
             assert error <= 2 * allowed + torch.finfo(torch.float16).eps * exact[name].norm(), name
         assert scaler.step(optimizer, return_skipped=True).skipped is bad
         scaler.update()
+
+
+@pytest.mark.inductor
+def test_the_gradient_of_a_convolution_is_not_copied() -> None:
+    """Inductor has it in channels_last, and autograd would copy it to the layout of the weight."""
+    net = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    returned: dict[int, int] = {}
+    for at in (0, 2):
+        net[at].weight.register_hook(lambda gradient, at=at: returned.update({at: gradient.data_ptr()}))
+    scaler = fxamp.GradScaler("cpu", init_scale=8.0)
+    compiled = torch.compile(lambda x: net(x), backend="fxamp", options={"scaler": scaler, "policy": "cpu-bfloat16"})
+    scaler.scale(compiled(torch.randn(2, 4, 8, 8)).float().square().mean()).backward()
+    assert returned == {at: net[at].weight.grad.data_ptr() for at in (0, 2)}

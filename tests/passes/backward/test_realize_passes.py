@@ -1,6 +1,7 @@
-"""The passes realize-casts and realize-sums on tiny backward graphs of an absent GPU."""
+"""The passes realize-casts, realize-gradients and realize-sums on tiny backward graphs of an absent GPU."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.fx import Graph, GraphModule
 
 from fxamp.graph import GraphWriter, format_graph
 from fxamp.passes.backward.realize_casts import RealizeCasts
+from fxamp.passes.backward.realize_gradients import RealizeGradients
 from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.base import Context, Pass
 
@@ -65,9 +67,26 @@ def summed(
     return GraphModule(torch.nn.Module(), graph), Context(mode)
 
 
+def returned(
+    shape: tuple[int, ...] = (2, 3, 2, 2), is_grad: bool = True, device: str = "cpu"
+) -> tuple[GraphModule, Context]:
+    """A gradient of this shape, and the sum of its elements."""
+    mode = FakeTensorMode()
+    graph = Graph()
+    weight = graph.placeholder("weight")
+    with mode:
+        weight.meta["val"] = torch.empty(shape, device=device)
+    writer = GraphWriter(graph, mode)
+    doubled = writer.call(aten.mul.Tensor, weight, 2)
+    output = graph.output((doubled, writer.call(aten.sum.default, doubled)))
+    output.meta["desc"] = [SimpleNamespace(is_grad=lambda: is_grad), None]
+    return GraphModule(torch.nn.Module(), graph), Context(mode)
+
+
 #: By name, the pass, its graph, and which op its promise misses before it ran.
 PASSES: dict[str, tuple[Pass, Callable[..., tuple[GraphModule, Context]], str]] = {
     "realize-casts": (RealizeCasts(), cast, "convert_element_type"),
+    "realize-gradients": (RealizeGradients(), returned, "mul"),
     "realize-sums": (RealizeSums(), summed, "add"),
 }
 OTHERS: dict[str, list[dict[str, object]]] = {
@@ -78,6 +97,7 @@ OTHERS: dict[str, list[dict[str, object]]] = {
         {"also_read": True},
         {"source_read": False},
     ],
+    "realize-gradients": [{"shape": (2, 3, 4)}, {"is_grad": False}, {"device": "meta"}],
     "realize-sums": [
         {"addends": 3},
         {"device": "cpu"},
