@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from fxamp.capture.autocast_state import regions_closed
 from fxamp.graph import AliasSets, all_graphs
 
 #: In ``meta`` of a checkpoint's body: the indices of the operands that it writes to.
@@ -46,7 +47,8 @@ def _checkpoint(body: GraphModule, *operands: Any, **options: Any) -> Any:
     def run(*others: Any) -> Any:
         values = state if next(runs) == 0 else {index: value.clone() for index, value in before.items()}
         rest = iter(others)
-        return body(*(values[index] if index in values else next(rest) for index in range(len(operands))))
+        with regions_closed():  # torch ends a recomputation early by an exception
+            return body(*(values[index] if index in values else next(rest) for index in range(len(operands))))
 
     others = [operand for index, operand in enumerate(operands) if index not in state]
     # Dynamo keeps the contexts of a selective checkpoint on the body.

@@ -5,6 +5,7 @@ import torch
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fxamp
 from fxamp.capture.autocast_state import autocast_depth
@@ -148,4 +149,14 @@ def test_an_error_in_a_region_leaves_no_region_open(ambient: bool, policy: str) 
     with torch.autocast("cpu", torch.bfloat16, enabled=ambient), pytest.raises(RuntimeError, match="the sum is small"):
         compiled(leaf(2, 2), leaf(2, 2))
     assert torch.is_grad_enabled()
+    assert autocast_depth() == 0
+
+
+def test_a_recomputation_that_ends_early_leaves_no_region_open() -> None:
+    def body(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return (x @ w).sin() * 2
+
+    compiled = compile_with(lambda x, w: checkpoint(body, x, w, use_reentrant=False), "eager", policy="auto")
+    compiled(leaf(2, 2), leaf(2, 2)).sum().backward()
     assert autocast_depth() == 0
