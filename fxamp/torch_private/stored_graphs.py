@@ -20,10 +20,10 @@ _NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", 
 def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
     """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
 
-    Module classes become their names, and values their layouts, which load faster than fake tensors. Views
-    lose their base; an input is a view if the forward keeps it in another layout than that of its value. Raises
-    ValueError if a size is dynamic: what loads it would change the sizes of the process; and whatever pickle does if
-    something cannot be stored. Breaks loudly.
+    Module classes become their names, and values their layouts, which load faster than fake tensors. Views lose their
+    base; an input is a view if the forward keeps it in another layout than that of its value. Raises ValueError if a
+    size is dynamic: what loads it would change the sizes of the process; and whatever pickle does if something cannot
+    be stored. Breaks loudly.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 
@@ -74,7 +74,7 @@ class _Layout:
 
 
 def _layout(value: FakeTensor, storages: dict[int, int]) -> "_Layout | Tensor | None":
-    """Return the layout of ``value``, or ``value`` without its base if it has none.
+    """Return the layout of ``value``; ``value`` itself, without its base, if a :class:`_Layout` cannot describe it.
 
     ``storages`` numbers the storages, by their addresses.
     """

@@ -15,7 +15,7 @@ No value changes.
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
 from fxamp.graph import tensor_value
@@ -32,14 +32,18 @@ class RealizeCasts(Realize):
 
     name = "realize-casts"
 
-    def selects(self, node: Node) -> bool:
-        value = tensor_value(node)
-        if node.target not in CASTS or value is None or not can_be_realized(value):
-            return False
-        source = node.args[0].meta["val"]  # type: ignore[union-attr]
-        narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
-        through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
-        return narrows and through_views and _is_written(node.args[0])
+    def selected(self, gm: GraphModule) -> list[Node]:
+        return [node for node in gm.graph.nodes if _costs_a_copy(node)]
+
+
+def _costs_a_copy(node: Node) -> bool:
+    value = tensor_value(node)
+    if node.target not in CASTS or value is None or not can_be_realized(value):
+        return False
+    source = node.args[0].meta["val"]  # type: ignore[union-attr]
+    narrows = value.dtype in NARROW and source.dtype == torch.float32 and value.dim() > 2
+    through_views = bool(node.users) and all(user.target in _VIEWS for user in node.users)
+    return narrows and through_views and _is_written(node.args[0])
 
 
 def _is_written(source: Argument) -> bool:

@@ -10,11 +10,13 @@ No value changes.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.fx import Node
+from torch import Tensor
+from torch.fx import GraphModule, Node
 
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.passes.shared.realize import Realize, is_realized
 from fxamp.torch_private import is_dynamic
@@ -26,11 +28,12 @@ class RealizeGradients(Realize):
 
     name = "realize-gradients"
 
-    def selects(self, node: Node) -> bool:
-        value, output = tensor_value(node), graph_output(node.graph)
-        if value is None or output not in node.users or value.dim() != 4 or value.device.type != "cpu":
-            return False
-        module, results = node.graph.owning_module, output.args[0]
-        assert module is not None and isinstance(results, (list, tuple))
-        fits = value.layout is torch.strided and not (is_dynamic(value) or is_realized(node))
-        return fits and any(results[at] is node for at in gradients(module))
+    def selected(self, gm: GraphModule) -> list[Node]:
+        results: Any = graph_output(gm.graph).args[0]
+        returned = dict.fromkeys(results[at] for at in gradients(gm))
+        return [node for node in returned if _may_be_in_channels_last(node.meta["val"]) and not is_realized(node)]
+
+
+def _may_be_in_channels_last(value: Tensor) -> bool:
+    strided = value.layout is torch.strided and not is_dynamic(value)
+    return strided and value.dim() == 4 and value.device.type == "cpu"

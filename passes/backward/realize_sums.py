@@ -13,7 +13,7 @@ No value changes.
 from dataclasses import dataclass
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
 from fxamp.passes.shared.realize import Realize, can_be_realized
@@ -34,12 +34,16 @@ class RealizeSums(Realize):
 
     name = "realize-sums"
 
-    def selects(self, node: Node) -> bool:
-        value = tensor_value(node)
-        if node.target is not _ADD or value is None or value.dtype != torch.float32:
-            return False
-        many = len(node.users) > 1 and _additions(node) >= _LEAST
-        return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
+    def selected(self, gm: GraphModule) -> list[Node]:
+        return [node for node in gm.graph.nodes if _is_large_sum(node)]
+
+
+def _is_large_sum(node: Node) -> bool:
+    value = tensor_value(node)
+    if node.target is not _ADD or value is None or value.dtype != torch.float32:
+        return False
+    many = len(node.users) > 1 and _additions(node) >= _LEAST
+    return many and can_be_realized(value) and isinstance(value.numel(), int) and value.numel() >= _LARGE
 
 
 def _additions(node: Node) -> int:

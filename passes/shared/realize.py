@@ -19,13 +19,13 @@ class Realize(TracedPass[Context]):
     """Realizes the nodes that a subclass selects; their readers read the written value. Ensures that none is left."""
 
     @abstractmethod
-    def selects(self, node: Node) -> bool:
-        """Whether to realize ``node``; False once that has been done."""
+    def selected(self, gm: GraphModule) -> list[Node]:
+        """Return the nodes to realize, each once, without those that have been realized."""
 
     def run(self, gm: GraphModule, context: Context) -> Result:
         from fxamp.torch_private.parts.inductor import inductor_prims
 
-        nodes = [node for node in gm.graph.nodes if self.selects(node)]
+        nodes = self.selected(gm)
         writer = GraphWriter(gm.graph, context.mode)
         for node in nodes:
             readers = list(node.users)
@@ -36,7 +36,7 @@ class Realize(TracedPass[Context]):
         return Result(len(nodes))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in gm.graph.nodes if self.selects(node)]
+        left = [node.name for node in self.selected(gm)]
         return f"not realized: {', '.join(left)}" if left else None
 
 

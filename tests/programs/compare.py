@@ -9,7 +9,8 @@ from functools import partial
 
 import torch
 from programs import device
-from programs.orders import random_order
+from programs.loop_sums import loop_rounds_as_well
+from programs.orders import ORDERS, random_order
 from programs.outcome import Outcome
 from programs.program import ALL, Flavour, Program, Setting
 from programs.render import source
@@ -35,8 +36,6 @@ _EXTRA = "with autocast it is None"
 _IDLE = (_ZEROS, _NAN)
 _BY = " differs by up to "
 _SHARED = "shared memory: "
-#: How many orders of sums are tried.
-_ORDERS = 16
 #: Why a program that returns its inputs cannot be rewritten.
 _NOTHING = "it computes nothing"
 #: What fxamp says of a hook that torch 2.11's Dynamo makes a Function of.
@@ -229,7 +228,7 @@ def _reordered(program: Program, setting: Setting, expected: Outcome, difference
     names = {f"the gradient of {name}": name for name in expected.gradients}
     ours = run_compiled(program, setting).gradients
     left = {names[_what(one)] for one in differences}
-    for seed in range(_ORDERS):
+    for seed in range(ORDERS):
         with random_order(seed):
             theirs = run_eager(program, setting).gradients
         left = {name for name in left if any(_gradients(name, ours[name], theirs[name], setting))}
@@ -237,33 +236,9 @@ def _reordered(program: Program, setting: Setting, expected: Outcome, difference
 
 
 def _summed_in_a_loop(program: Program, setting: Setting, differences: list[str]) -> bool:
-    """Whether gradients alone differ, in a program with a loop, and ours have no larger errors than eager autocast's.
-
-    A loop adds its terms before autograd adds the others: the oracle, which unrolls it, has no order that does. Errors
-    are those against float32, at most a hundredth of the gradient; eager autocast's are the largest in any order.
-    """
-    if {"looped", "scanned"}.isdisjoint(program.kinds()) or not all(map(_is_value_of_a_gradient, differences)):
-        return False
-    try:
-        exact = run_plain(program, replace(setting, scaled=False)).gradients
-    except Exception:  # the program needs autocast
-        return False
-    eager = []
-    for seed in range(_ORDERS):
-        with random_order(seed):
-            eager.append(run_eager(program, setting).gradients)
-    ours = run_compiled(program, setting).gradients
-    for name in (name for name in exact if f"the gradient of {name}" in map(_what, differences)):
-        largest = max(_error(gradients[name], exact[name]) for gradients in eager)
-        if not _error(ours[name], exact[name]) <= largest <= _error(exact[name], None) / 100:
-            return False
-    return True
-
-
-def _error(gradient: Tensor | None, exact: Tensor | None) -> float:
-    """The largest difference of two gradients; None is zero."""
-    both = [flat(each).double() if each is not None else torch.zeros(()) for each in (gradient, exact)]
-    return float((both[0] - both[1]).abs().max())
+    """Whether gradients alone differ, and no more than a loop explains that adds its terms first."""
+    gradients = all(map(_is_value_of_a_gradient, differences))
+    return gradients and loop_rounds_as_well(program, setting, {_what(one) for one in differences})
 
 
 def _what(difference: str) -> str:

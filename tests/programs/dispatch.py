@@ -33,7 +33,7 @@ _BY_DYNAMO = "state changed while dynamo tracing"
 
 
 @contextmanager
-def closing_regions() -> Iterator[None]:
+def reporting_open_regions() -> Iterator[None]:
     """Raise OpenRegions, with the regions closed, if the block leaves one open, whether it raises or not."""
     before = autocast_depth(), torch.is_grad_enabled()
     with regions_closed():

@@ -9,6 +9,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+#: How many orders of sums are tried.
+ORDERS = 16
+
 
 @contextmanager
 def random_order(seed: int) -> Iterator[None]:

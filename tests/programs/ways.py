@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import torch
 from programs import device
-from programs.dispatch import closing_regions
+from programs.dispatch import reporting_open_regions
 from programs.outcome import Outcome, Run, observe
 from programs.program import Flavour, Program, Setting
 from programs.render import build
@@ -121,7 +121,7 @@ def run_compiled(program: Program, setting: Setting, cached: bool = True) -> Out
         return Run(call, module, inputs, scaler, lambda: start(2 * _SCALE), evaluates, optimizes)
 
     with _casting_alone(), _noted():
-        return _observe(start(), setting, closing_regions)
+        return _observe(start(), setting, reporting_open_regions)
 
 
 @contextmanager
