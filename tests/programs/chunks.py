@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from programs import device
 from programs.compare import Refused, compared, found_in, oracle
 from programs.outcome import Outcome
 from programs.program import Program, Setting
@@ -79,11 +78,8 @@ def _compared(ours: Outcome, theirs: Outcome, exact: Outcome, rounding: float) -
 
 
 def _rounding(program: Program) -> float:
-    """The eps of the coarsest dtype in which the program computes: its own, or that of one of its regions."""
-    text, both = source(program), (torch.float16, torch.bfloat16)
-    region = f'torch.autocast("{device.current()}", '
-    lower = [dtype for dtype in both if dtype is program.lower or f"{region}{dtype}" in text]
-    return max(torch.finfo(dtype).eps for dtype in lower)
+    """The eps of the coarsest dtype that the program computes in: its own, or bfloat16 where its text has that."""
+    return torch.finfo(torch.bfloat16 if "bfloat16" in source(program) else program.lower).eps
 
 
 def _gradient(
