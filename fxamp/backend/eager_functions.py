@@ -6,7 +6,7 @@ Without them the op silently drops the gradient through the Function in a second
 penalty.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.errors import DoubleBackwardError
-from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames
+from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames, subgraphs
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function
 from fxamp.torch_private import untraced
 
@@ -32,18 +32,28 @@ _SET_GRAD = torch._C._set_grad_enabled
 def save_for_second_backward(gm: GraphModule) -> None:
     """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
 
-    Graphs with torch.func transforms stay as they are. Afterwards ``gm`` can run, but
+    Functions inside torch.func transforms stay as they are. Afterwards ``gm`` can run, but
     :func:`fxamp.graph.higher_order_ops.autograd_function` does not find these Functions any more.
     """
-    for module in list(dict.fromkeys(all_graphs(gm))):
-        if any(nesting_change(node.target) for node in module.graph.nodes):
-            continue
-        for node in module.graph.nodes:
-            function = autograd_function(node) if _SAVED in node.kwargs else None
-            if function is not None:
-                function.backward.module.meta[_SECOND] = _second_backward(function)
-                node.target = _apply
+    modules = list(dict.fromkeys(all_graphs(gm)))
+    for node in list(_outside_transforms(gm)):
+        function = autograd_function(node) if _SAVED in node.kwargs else None
+        if function is not None:
+            function.backward.module.meta[_SECOND] = _second_backward(function)
+            node.target = _apply
+    for module in modules:
         module.recompile()
+
+
+def _outside_transforms(gm: GraphModule) -> Iterator[Node]:
+    """Yield the nodes of ``gm`` and of its bodies outside torch.func transforms, which take no Function of this kind."""
+    depth = 0
+    for node in gm.graph.nodes:
+        depth += nesting_change(node.target)
+        if depth == 0:
+            yield node
+            for _, body in subgraphs(node):
+                yield from _outside_transforms(body)
 
 
 #: In ``meta`` of a Function's backward: the same with gradients; or why there is none, as text.

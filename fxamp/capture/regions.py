@@ -5,9 +5,11 @@
    devices missing in this build of torch.
 2. ``torch.inference_mode`` becomes grad mode, off and on again. Autograd then rejects no tensor of the graph later, and
    fxamp follows a single state to know where gradients are on.
-3. Inside a torch.func transform everything is left verbatim, autocast regions included.
+3. Inside a torch.func transform everything is left verbatim, autocast regions included. So is each call after it that
+   reads a value inside its wrapper: ``torch.func.vjp`` differentiates when its transform is over.
 """
 
+import operator
 from typing import Any
 
 import torch
@@ -16,13 +18,16 @@ from torch.fx import Graph, Node
 
 from fxamp.capture.autocast_state import casts_to
 from fxamp.errors import CaptureError
-from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, nesting_change
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, nesting_change
 
 #: Key of ``node.meta`` of a node that was left verbatim: the reason.
 VERBATIM = "fxamp_verbatim"
 
 #: Why the calls of a transform are left verbatim.
 IN_TRANSFORM = "inside a torch.func transform, whose wrapped values cannot be followed"
+
+#: The calls that return values of a transform without their wrappers.
+_UNWRAPPING = frozenset(("_unwrap_for_grad", "_remove_batch_dim", "_unpack_dual"))
 
 _ENTER_INFERENCE = getattr(grad_mode, "_enter_inference_mode", None)
 _EXIT_INFERENCE = getattr(grad_mode, "_exit_inference_mode", None)
@@ -47,12 +52,21 @@ class Regions:
         self._graph = graph
         self._outer_autocast: list[tuple[str, bool, torch.dtype]] = []
         self._transforms = 0
+        self._wrapped: set[Node] = set()
 
     def inside_transform(self, node: Node) -> bool:
-        """Whether the node is part of a torch.func transform, including the calls that open and close it."""
+        """Whether the node is part of a torch.func transform, or reads a wrapped value of one that is over.
+
+        The calls that open and close a transform are part of it.
+        """
         before = self._transforms
         self._transforms += nesting_change(node.target)
-        return max(before, self._transforms) > 0
+        inside = max(before, self._transforms) > 0
+        reads = any(source in self._wrapped and _is_tensor(source) for source in node.all_input_nodes)
+        item = node.target is operator.getitem and not reads
+        if inside and not item and getattr(node.target, "__name__", "") not in _UNWRAPPING:
+            self._wrapped.add(node)
+        return inside or reads
 
     def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
         """Enter or leave the region that the mark ``node`` opens or closes; its arguments have the values ``args``."""
@@ -88,3 +102,7 @@ class Regions:
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(not value)
         return before
+
+
+def _is_tensor(node: Node) -> bool:
+    return bool(fake_tensors(node.meta.get("example_value")))

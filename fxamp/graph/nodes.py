@@ -123,9 +123,13 @@ def fake_tensors(value: object) -> list[torch.Tensor]:
 
 
 def nesting_change(target: object) -> int:
-    """Return 1 for a call that opens a torch.func transform (vmap, grad, jvp), -1 for one that closes it, else 0."""
+    """Return 1 for a call that opens a torch.func transform (vmap, grad, jvp), -1 for one that closes it, else 0.
+
+    A level of forward-mode AD is one too.
+    """
     name = getattr(target, "__name__", "")
-    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
+    opens, closes = ("_increment_nesting", "_enter_dual_level"), ("_decrement_nesting", "_exit_dual_level")
+    return name.endswith(opens) - name.endswith(closes)
 
 
 def is_composite(target: object, device: str = "") -> bool:

@@ -261,7 +261,7 @@ class PackWriter:
         if not packing.order:
             return value
         lead = self._sizes(value)[: len(packing.order) - len(packing.trailing)]
-        value = self._call(aten.view.default, value, [*lead, *packing.trailing])
+        value = self._call(aten.reshape.default, value, [*lead, *packing.trailing])
         now = packing.order
         if strides and now != packing.memory:
             value = self._contiguous(self._permuted(value, [now.index(dim) for dim in packing.memory]))
@@ -274,7 +274,8 @@ class PackWriter:
         node = self._permuted(node, packing.order)
         lead = self._sizes(node)[: len(packing.order) - len(packing.trailing)]
         blocks = prod(packing.trailing) // packing.block
-        return self._call(aten.view.default, node, [*lead, blocks, packing.block])
+        # Not a view: kernels may return other strides than AOTAutograd has foreseen.
+        return self._call(aten.reshape.default, node, [*lead, blocks, packing.block])
 
     def _permuted(self, node: Node, order: Sequence[int]) -> Node:
         return node if list(order) == sorted(order) else self._call(aten.permute.default, node, list(order))

@@ -95,6 +95,7 @@ PROGRAMS: dict[str, Program] = {function.__name__: of_a_product(function) for fu
     "in a region that is off": _off,
     "of a view": lambda a, b: SavesResult.apply((a @ b).t()) @ a,
     "without gradients": lambda a, b: SavesResult.apply((a @ b).detach()) @ b,
+    "beside a transform": lambda a, b: SavesResult.apply(a @ b) + torch.vmap(lambda x: x * 2)(a),
 }
 
 #: Programs that are autocast's bit for bit where autocast is around the call: under a named policy Dynamo has baked
@@ -156,7 +157,7 @@ def test_functions_of_torchs_database(op: Any) -> None:
 TWICE = ("SavesResult", "Asks", "CallsAnother", "SetUp", "twice in a row")
 
 
-@each_once("name, around", [*TWICE, "in a checkpoint"], [False, True])
+@each_once("name, around", [*TWICE, "in a checkpoint", "beside a transform"], [False, True])
 def test_a_second_backward_under_eager(name: str, around: bool) -> None:
     def penalized(program: Program, autocast: bool) -> list[Tensor | None]:
         a, b = leaf(4, 4), leaf(4, 4)

@@ -88,6 +88,10 @@ _TRANSFORMS = (
     "torch.vmap(lambda a, b: a @ b.t())({0}, {0})", "torch.vmap(lambda a: (a * 2).softmax(-1))({0})",
     "torch.vmap(lambda a: a @ {0}[0].t())({0})", "torch.func.grad(lambda a: (a @ {0}[0].t()).float().sum())({0})",
     "torch.vmap(lambda a: a @ ({0}[0].t() @ {0}[0]).float())({0})",
+    "torch.func.vjp(torch.sin, {0})[1]({0})[0]", "torch.func.jvp(torch.sin, ({0},), ({0},))[1]",
+    "(lambda y, pull: y.sum() + pull(y)[0])(*torch.func.vjp(lambda a: a @ {0}[0].t(), {0}))",
+    "torch.func.jacrev(lambda a: (a @ {0}[0].t()).float().sum())({0})",
+    "torch.func.vmap(torch.func.vjp(torch.tanh, {0})[1])({0}[None])[0][0]",
 )  # fmt: skip
 
 

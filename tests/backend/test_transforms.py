@@ -1,0 +1,93 @@
+"""torch.func transforms and forward-mode AD inside a compiled model: torch.func.vjp differentiates after its transform."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.checks.exhaustive import each_once
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+Program = Callable[[Tensor, Tensor], Tensor]
+
+
+def _layer(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).tanh()
+
+
+def _vjp(x: Tensor, w: Tensor) -> Tensor:
+    y, pull = vjp(lambda v: _layer(v, w), x)
+    return y.sum() + pull(y)[0]
+
+
+def _vjp_of_products(x: Tensor, w: Tensor) -> Tensor:
+    """Its input is a product, and a product reads its result."""
+    return vjp(torch.exp, x @ w)[1](x)[0] @ w
+
+
+def _vjp_with_more(x: Tensor, w: Tensor) -> Tensor:
+    y, pull, more = vjp(lambda v: (_layer(v, w), v.sum()), x, has_aux=True)
+    return pull(y)[0] + more
+
+
+def _vjp_of_a_vjp(x: Tensor, w: Tensor) -> Tensor:
+    def inner(v: Tensor) -> Tensor:
+        y, pull = vjp(lambda u: _layer(u, w), v)
+        return pull(y)[0]
+
+    y, pull = vjp(inner, x)
+    return y + pull(x)[0]
+
+
+def _vjp_of_a_batch(x: Tensor, w: Tensor) -> Tensor:
+    y, pull = vjp(lambda v: _layer(v, w), x)
+    return vmap(pull)(torch.stack([y, y * 2]))[0].sum(0)
+
+
+def _vjp_without_gradients(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
+        y, pull = vjp(lambda v: _layer(v, w), x)
+        gradient = pull(y)[0]
+    return gradient + x @ w
+
+
+def _forward_mode(x: Tensor, w: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, x * 2), w)).tangent.exp()
+
+
+PROGRAMS: dict[str, Program] = {
+    "vjp": _vjp,
+    "vjp, of products": _vjp_of_products,
+    "vjp, with more": _vjp_with_more,
+    "vjp of a vjp": _vjp_of_a_vjp,
+    "vjp, of a batch": _vjp_of_a_batch,
+    "vjp, without gradients": _vjp_without_gradients,
+    "vjp, of the weight": lambda x, w: vjp(lambda v: _layer(x, v), w)[1](x)[0],
+    "grad": lambda x, w: grad(lambda v: _layer(v, w).sum())(x),
+    "jvp": lambda x, w: sum(jvp(lambda v: _layer(v, w), (x,), (x * 2,))),
+    "jacrev": lambda x, w: jacrev(lambda v: _layer(v, w))(x).sum((0, 1)),
+    "jacfwd": lambda x, w: jacfwd(lambda v: _layer(v, w))(x).sum((0, 1)),
+    "hessian": lambda x, w: hessian(lambda v: _layer(v, w).sum())(x).sum((0, 1)),
+    "gradients of samples": lambda x, w: vmap(grad(lambda v: _layer(v, w).sum()))(x),
+    "forward mode": _forward_mode,
+}
+
+
+@each_once("name, lowering", PROGRAMS, ["eager", "aot_eager"])
+def test_under_an_ambient_autocast(name: str, lowering: str) -> None:
+    assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
+
+
+@pytest.mark.parametrize("name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "forward mode"])
+def test_under_a_named_policy_everything_inside_is_float32(name: str) -> None:
+    def run(call: Any) -> list[Tensor]:
+        x, w = leaf(4, 4), leaf(4, 4)
+        result = call(x, w)
+        return [result, *torch.autograd.grad(result.sum(), (x, w))]
+
+    ours = run(compile_with(PROGRAMS[name], "eager", policy="cpu-bfloat16"))
+    assert all(map(torch.equal, ours, run(PROGRAMS[name])))
