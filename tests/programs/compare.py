@@ -71,7 +71,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
         broken, compiled = breaks(), frames()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
-        if differences and all(map(_is_value_of_a_gradient, differences)) and setting.used != ALL:
+        if differences and all(_BY in one for one in differences) and setting.used != ALL:
             differences = _from_zeros(program, setting, plain) and differences
         if _parts_a_view(program, setting, differences):
             raise Refused("a view that an autograd.Function returns has memory of its own under a named policy")
