@@ -29,6 +29,9 @@ IN_TRANSFORM = "inside a torch.func transform, whose wrapped values cannot be fo
 #: The calls that return values of a transform without their wrappers.
 _UNWRAPPING = frozenset(("_unwrap_for_grad", "_remove_batch_dim", "_unpack_dual"))
 
+#: What torch.func.vjp calls when its transform is over.
+_DIFFERENTIATING = "_autograd_grad"
+
 _ENTER_INFERENCE = getattr(grad_mode, "_enter_inference_mode", None)
 _EXIT_INFERENCE = getattr(grad_mode, "_exit_inference_mode", None)
 
@@ -57,16 +60,17 @@ class Regions:
     def inside_transform(self, node: Node) -> bool:
         """Whether the node is part of a torch.func transform, or reads a wrapped value of one that is over.
 
-        The calls that open and close a transform are part of it.
+        The calls that open and close a transform are part of it. So is what ``torch.func.vjp`` calls to differentiate,
+        whose graph may have none of them: after a graph break, its inputs are wrapped values.
         """
         before = self._transforms
         self._transforms += nesting_change(node.target)
         inside = max(before, self._transforms) > 0
         reads = any(source in self._wrapped and _is_tensor(source) for source in node.all_input_nodes)
-        item = node.target is operator.getitem and not reads
-        if inside and not item and getattr(node.target, "__name__", "") not in _UNWRAPPING:
+        item, name = node.target is operator.getitem and not reads, getattr(node.target, "__name__", "")
+        if inside and not item and name not in _UNWRAPPING:
             self._wrapped.add(node)
-        return inside or reads
+        return inside or reads or name == _DIFFERENTIATING
 
     def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
         """Enter or leave the region that the mark ``node`` opens or closes; its arguments have the values ``args``."""

@@ -54,6 +54,13 @@ def _vjp_without_gradients(x: Tensor, w: Tensor) -> Tensor:
     return gradient + x @ w
 
 
+def _vjp_after_a_break(x: Tensor, w: Tensor) -> Tensor:
+    y, pull = vjp(lambda v: _layer(v, w), x)
+    torch._dynamo.graph_break()
+    gradient: Tensor = pull(y)[0]
+    return gradient
+
+
 def _forward_mode(x: Tensor, w: Tensor) -> Tensor:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, x * 2), w)).tangent.exp()
@@ -80,6 +87,11 @@ PROGRAMS: dict[str, Program] = {
 @each_once("name, lowering", PROGRAMS, ["eager", "aot_eager"])
 def test_under_an_ambient_autocast(name: str, lowering: str) -> None:
     assert_like_autocast(PROGRAMS[name], leaf(4, 4), leaf(4, 4), lowering=lowering, around=True)
+
+
+def test_a_graph_break_before_the_gradient() -> None:
+    """AOTAutograd raises: an input of its second graph is a wrapped value."""
+    assert_like_autocast(_vjp_after_a_break, leaf(4, 4), leaf(4, 4), lowering="eager", around=True)
 
 
 @pytest.mark.parametrize("name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "forward mode"])
