@@ -14,7 +14,7 @@ from fxamp.reports.dumps import Stages
 from fxamp.reports.kept import kept_bytes
 from fxamp.reports.list_graph import list_graph, list_partition
 from fxamp.reports.record import CastGraph, GraphRecord, record_graph
-from fxamp.reports.warnings import warn_nothing_in_fp8, warn_unmatched
+from fxamp.reports.warnings import warn_nothing_in_fp8, warn_opaque, warn_unmatched
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class GraphObserver:
         self._stages.graph("cast", lambda: replace(record.listing, kept_before=before, kept_after=after))
         warn_unmatched(policy, record.rules, "no op of a compiled graph", "forward", "both")
         warn_nothing_in_fp8(policy, record)
+        warn_opaque(graph, record)
         took = 1e3 * record.seconds
         log.info(
             "policy %s (%s): %d ops, %d casts, passes took %.0f ms", policy.name, why, record.ops, record.casts, took

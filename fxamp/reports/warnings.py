@@ -7,9 +7,13 @@ from functools import cache
 
 from fxamp.graph_text.model import Entry
 from fxamp.policy import Policy
-from fxamp.reports.record import GraphRecord, unmatched_rules
+from fxamp.reports.record import CastGraph, GraphRecord, unmatched_rules
 
 _UNMATCHED = "policy %s: rule %r (%s) matched %s"
+_NO_CASTS = (
+    "policy %s: a compiled graph (with %s) trains in float32, because a named policy casts nothing in torch.func "
+    "transforms and in the bodies of loops; accepted: policy 'auto', and torch.autocast around the call"
+)
 _NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
 
 
@@ -33,6 +37,20 @@ def warn_unmatched(policy: Policy, used: Container[str], what: str, *regions: st
     """Log rules as :func:`unmatched_rules`: most often a name in them is misspelled. ``what`` ends the message."""
     for rule in unmatched_rules(policy, used, *regions):
         warn_once(__name__, _UNMATCHED, policy.name, rule.id, str(rule.origin or "made in Python"), what)
+
+
+def warn_opaque(graph: CastGraph, record: GraphRecord) -> None:
+    """Log that a graph that trains matrices has no casts, if calls that a named policy leaves verbatim return matrices.
+
+    These are torch.func transforms and the bodies of loops. Under an ambient autocast they run as it says.
+    """
+    context = graph.context
+    if record.casts or context.captured_autocast is not None or context.only_regions is not None:
+        return
+    entries = record.listing.entries
+    opaque = [entry for entry in entries if entry.verbatim and any(len(value.shape) >= 2 for value in entry.values)]
+    if opaque and any(map(_trained_matrix, entries)):
+        warn_once(__name__, _NO_CASTS, context.policy.name, Example(opaque[0].name))
 
 
 def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+from fxamp.reports.warnings import warn_once
+
 Program = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -103,3 +105,16 @@ def test_under_a_named_policy_everything_inside_is_float32(name: str) -> None:
 
     ours = run(compile_with(PROGRAMS[name], "eager", policy="cpu-bfloat16"))
     assert all(map(torch.equal, ours, run(PROGRAMS[name])))
+
+
+@pytest.mark.parametrize("name", ["vjp", "gradients of samples"])
+def test_a_named_policy_that_casts_nothing_warns_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        compile_with(PROGRAMS[name], "eager", policy="auto")(leaf(4, 4), leaf(4, 4))
+    compile_with(lambda x: vmap(torch.sin)(x), "eager")(torch.ones(2, 2))
+    assert not caplog.messages
+    for _ in range(2):
+        compile_with(PROGRAMS[name], "eager")(leaf(4, 4), leaf(4, 4))
+    (message,) = caplog.messages
+    assert message.startswith("policy cpu-bfloat16: a compiled graph (with ") and "in torch.func transforms" in message
