@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_state import regions_closed
 from fxamp.errors import DoubleBackwardError
 from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames, subgraphs
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function
@@ -150,4 +151,6 @@ class _Captured(torch.autograd.Function):
 
 def _run(backward: GraphModule, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the gradients of the operands, after None for the call itself."""
-    return None, *pytree.tree_leaves(backward(*values), is_leaf=lambda value: value is None)
+    with regions_closed():
+        gradients = backward(*values)
+    return None, *pytree.tree_leaves(gradients, is_leaf=lambda value: value is None)

@@ -1,5 +1,7 @@
 """Autocast regions inside a compiled model, and around it."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.checks.exhaustive import each_once
@@ -149,6 +151,29 @@ def test_an_error_in_a_region_leaves_no_region_open(ambient: bool, policy: str) 
     with torch.autocast("cpu", torch.bfloat16, enabled=ambient), pytest.raises(RuntimeError, match="the sum is small"):
         compiled(leaf(2, 2), leaf(2, 2))
     assert torch.is_grad_enabled()
+    assert autocast_depth() == 0
+
+
+class _Fails(torch.autograd.Function):
+    """Its backward raises in a region."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        with torch.autocast("cpu", enabled=False):
+            torch.ops.aten._assert_async.msg((x @ x).sum() > 1e9, "the sum is small")
+        return gradient * 2
+
+
+def test_an_error_in_a_region_of_a_backward_leaves_no_region_open() -> None:
+    result = compile_with(_Fails.apply, "eager", policy="auto")(leaf(2, 2))
+    with pytest.raises(RuntimeError, match="the sum is small"):
+        result.sum().backward()
     assert autocast_depth() == 0
 
 
