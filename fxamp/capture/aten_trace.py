@@ -30,7 +30,7 @@ from fxamp.capture.region_calls import inline_regions
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
-from fxamp.graph.higher_order_ops import gradient_hook
+from fxamp.graph.higher_order_ops import OPAQUE, gradient_hook
 from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_types, tracing, track_tensor_tree
 
@@ -122,14 +122,14 @@ class _AtenTrace(Interpreter):
             return self._assert(n, n.args[0])
         if is_mark(n):
             return self._regions.mark(n, tuple(self.fetch_args_kwargs_from_env(n)[0]))
+        if self._regions.inside_transform(n):
+            return self._keep(n, IN_TRANSFORM)
         if gradient_hook(n) is not None:
             return self._hook(n)
         if isinstance(n.target, HigherOrderOperator):
             return self._keep(n, "higher-order")
         if n.target is torch.autograd.grad:
             return self._keep(n, "autograd differentiates the rewritten graph")
-        if self._regions.inside_transform(n):
-            return self._keep(n, IN_TRANSFORM)
         if follows_input(n):
             return self._follow(n)
         return self._trace(n)
@@ -292,6 +292,8 @@ class _AtenTrace(Interpreter):
         node.meta[AUTOCAST] = autocast_states()
         if reason:
             node.meta[VERBATIM] = reason
+        if reason == IN_TRANSFORM:
+            node.meta[OPAQUE] = True
         node.meta["val"] = value
         with disable_proxy_modes_tracing():  # it copies values; a DTensor's inner values have no node yet
             track_tensor_tree(value, Proxy(node, tracer), constant=None, tracer=tracer)

@@ -63,6 +63,13 @@ def _vjp_after_a_break(x: Tensor, w: Tensor) -> Tensor:
     return gradient
 
 
+def _branches(x: Tensor, w: Tensor) -> Tensor:
+    def choose(v: Tensor) -> Tensor:
+        return torch.cond(v.sum() > 0, lambda u: u @ w, lambda u: u @ w.detach(), (v,))
+
+    return vmap(choose)(x)
+
+
 def _forward_mode(x: Tensor, w: Tensor) -> Tensor:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(_layer(forward_ad.make_dual(x, x * 2), w)).tangent.exp()
@@ -82,6 +89,7 @@ PROGRAMS: dict[str, Program] = {
     "jacfwd": lambda x, w: jacfwd(lambda v: _layer(v, w))(x).sum((0, 1)),
     "hessian": lambda x, w: hessian(lambda v: _layer(v, w).sum())(x).sum((0, 1)),
     "gradients of samples": lambda x, w: vmap(grad(lambda v: _layer(v, w).sum()))(x),
+    "branches": _branches,
     "forward mode": _forward_mode,
 }
 
@@ -96,7 +104,7 @@ def test_a_graph_break_before_the_gradient() -> None:
     assert_like_autocast(_vjp_after_a_break, leaf(4, 4), leaf(4, 4), lowering="eager", around=True)
 
 
-@pytest.mark.parametrize("name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "forward mode"])
+@pytest.mark.parametrize("name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "branches", "forward mode"])
 def test_under_a_named_policy_everything_inside_is_float32(name: str) -> None:
     def run(call: Any) -> list[Tensor]:
         x, w = leaf(4, 4), leaf(4, 4)
