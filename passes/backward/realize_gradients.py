@@ -4,7 +4,8 @@ Inductor lets convolutions work in channels_last, and their weights' gradients l
 gradient in its parameter's layout, and copies it (``AccumulateGrad``, "gradient layout contract"). A scaler checks the
 copy again, because it is not what the graph returned.
 
-1. Each gradient of four dimensions on a CPU is realized: the kernel that computes it writes it in its layout.
+1. Each gradient of four dimensions on a CPU, contiguous or in channels_last, is realized: the kernel that computes it
+   writes it in its layout.
 
 No value changes.
 """
@@ -35,5 +36,6 @@ class RealizeGradients(Realize):
 
 
 def _may_be_in_channels_last(value: Tensor) -> bool:
-    strided = value.layout is torch.strided and not is_dynamic(value)
-    return strided and value.dim() == 4 and value.device.type == "cpu"
+    if value.layout is not torch.strided or is_dynamic(value) or value.dim() != 4 or value.device.type != "cpu":
+        return False
+    return value.is_contiguous() or value.is_contiguous(memory_format=torch.channels_last)

@@ -68,7 +68,7 @@ def summed(
 
 
 def returned(
-    shape: tuple[int, ...] = (2, 3, 2, 2), is_grad: bool = True, device: str = "cpu"
+    shape: tuple[int, ...] = (2, 3, 2, 2), is_grad: bool = True, device: str = "cpu", expanded: bool = False
 ) -> tuple[GraphModule, Context]:
     """A gradient of this shape, and the sum of its elements."""
     mode = FakeTensorMode()
@@ -78,6 +78,8 @@ def returned(
         weight.meta["val"] = torch.empty(shape, device=device)
     writer = GraphWriter(graph, mode)
     doubled = writer.call(aten.mul.Tensor, weight, 2)
+    if expanded:
+        doubled = writer.call(aten.expand.default, writer.call(aten.slice.Tensor, doubled, 0, 0, 1), list(shape))
     output = graph.output((doubled, writer.call(aten.sum.default, doubled)))
     output.meta["desc"] = [SimpleNamespace(is_grad=lambda: is_grad), None]
     return GraphModule(torch.nn.Module(), graph), Context(mode)
@@ -97,7 +99,7 @@ OTHERS: dict[str, list[dict[str, object]]] = {
         {"also_read": True},
         {"source_read": False},
     ],
-    "realize-gradients": [{"shape": (2, 3, 4)}, {"is_grad": False}, {"device": "meta"}],
+    "realize-gradients": [{"shape": (2, 3, 4)}, {"is_grad": False}, {"device": "meta"}, {"expanded": True}],
     "realize-sums": [
         {"addends": 3},
         {"device": "cpu"},
