@@ -36,18 +36,17 @@ def save_for_second_backward(gm: GraphModule) -> None:
     Functions inside torch.func transforms stay as they are. Afterwards ``gm`` can run, but
     :func:`fxamp.graph.higher_order_ops.autograd_function` does not find these Functions any more.
     """
-    modules = list(dict.fromkeys(all_graphs(gm)))
     for node in list(_outside_transforms(gm)):
         function = autograd_function(node) if _SAVED in node.kwargs else None
         if function is not None:
             function.backward.module.meta[_SECOND] = _second_backward(function)
             node.target = _apply
-    for module in modules:
+    for module in dict.fromkeys(all_graphs(gm)):
         module.recompile()
 
 
 def _outside_transforms(gm: GraphModule) -> Iterator[Node]:
-    """Yield the nodes of ``gm`` and of its bodies outside torch.func transforms, which take no Function of this kind."""
+    """Yield the nodes of ``gm`` and its bodies outside torch.func transforms, which take no Function of this kind."""
     depth = 0
     for node in gm.graph.nodes:
         depth += nesting_change(node.target)

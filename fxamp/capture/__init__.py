@@ -15,13 +15,14 @@ from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, in
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.function_writes import copy_marked_results, require_separate_results
 from fxamp.capture.leaked_tensors import require_own_tensors
-from fxamp.capture.regions import VERBATIM
+from fxamp.capture.regions import IN_TRANSFORM, VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [
     "CUSTOM_AUTOCAST",
+    "IN_TRANSFORM",
     "OUTPUT_DTYPES",
     "VERBATIM",
     "Captured",

@@ -66,9 +66,10 @@ class Regions:
         before = self._transforms
         self._transforms += nesting_change(node.target)
         inside = max(before, self._transforms) > 0
-        reads = any(source in self._wrapped and _is_tensor(source) for source in node.all_input_nodes)
-        item, name = node.target is operator.getitem and not reads, getattr(node.target, "__name__", "")
-        if inside and not item and name not in _UNWRAPPING:
+        reads = not self._wrapped.isdisjoint(node.all_input_nodes)
+        name = getattr(node.target, "__name__", "")
+        unwrapped = name in _UNWRAPPING or (node.target is operator.getitem and not reads)
+        if inside and not unwrapped and fake_tensors(node.meta.get("example_value")):
             self._wrapped.add(node)
         return inside or reads or name == _DIFFERENTIATING
 
@@ -106,7 +107,3 @@ class Regions:
         before = torch.is_grad_enabled()
         torch._C._set_grad_enabled(not value)
         return before
-
-
-def _is_tensor(node: Node) -> bool:
-    return bool(fake_tensors(node.meta.get("example_value")))

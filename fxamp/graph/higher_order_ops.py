@@ -62,15 +62,19 @@ _BODIES: dict[HigherOrderOperator, Callable[[Node], list[Body]]] = {
     _ops.cond: _branches,
 }
 
-
 #: Key of ``node.meta`` of an op whose bodies are left as Dynamo captured them; for fxamp, it has none.
 OPAQUE = "fxamp_opaque"
 
 
+def _known(node: Node) -> HigherOrderOperator | None:
+    """Return the higher-order op that ``node`` calls; None if it calls no such op, or one that is opaque."""
+    return node.target if isinstance(node.target, HigherOrderOperator) and OPAQUE not in node.meta else None
+
+
 def bodies(node: Node) -> list[Body]:
     """Return the bodies of a known op whose results are the node's results; empty for every other node."""
-    known = node.op == "call_function" and OPAQUE not in node.meta
-    find = _BODIES.get(node.target) if known else None  # type: ignore[call-overload]
+    op = _known(node)
+    find = None if op is None else _BODIES.get(op)
     return find(node) if find is not None else []
 
 
@@ -79,7 +83,7 @@ def autograd_function(node: Node) -> AutogradFunction | None:
 
     Also None if the numbers of inputs and outputs do not match: such a node is not changed.
     """
-    if node.op != "call_function" or node.target is not _ops.autograd_function_apply or OPAQUE in node.meta:
+    if _known(node) is not _ops.autograd_function_apply:
         return None
     forward = _body(node, 0, tuple(node.args[2:]))
     backward = _body(node, 1, ())
@@ -99,7 +103,8 @@ def gradient_hook(node: Node) -> Body | None:
     It takes the gradient, here bound to the tensor, and what else it reads; it returns a gradient of the same dtype, or
     None. The node's result is the tensor.
     """
-    if not isinstance(node.target, HigherOrderOperator) or node.target._name != "register_hook" or OPAQUE in node.meta:
+    op = _known(node)
+    if op is None or op._name != "register_hook":
         return None
     return _body(node, 1, (node.args[0], *node.args[2:]))
 

@@ -5,6 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cache
 
+from fxamp.capture import IN_TRANSFORM
 from fxamp.graph_text.model import Entry
 from fxamp.policy import Policy
 from fxamp.reports.record import CastGraph, GraphRecord, unmatched_rules
@@ -15,6 +16,9 @@ _NO_CASTS = (
     "transforms and in the bodies of loops; accepted: policy 'auto', and torch.autocast around the call"
 )
 _NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
+
+#: The loops whose bodies are left as captured, as listings name them.
+_LOOPS = frozenset(f"higher_order::{name}" for name in ("associative_scan", "map_impl", "scan", "while_loop"))
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,15 @@ def warn_unmatched(policy: Policy, used: Container[str], what: str, *regions: st
 
 
 def warn_opaque(graph: CastGraph, record: GraphRecord) -> None:
-    """Log that a graph that trains matrices has no casts, if calls that a named policy leaves verbatim return matrices.
+    """Log that a graph that trains matrices has no casts, if torch.func transforms or loops in it return matrices.
 
-    These are torch.func transforms and the bodies of loops. Under an ambient autocast they run as it says.
+    A named policy casts nothing inside of them. Under an ambient autocast they run as it says.
     """
     context = graph.context
     if record.casts or context.captured_autocast is not None or context.only_regions is not None:
         return
     entries = record.listing.entries
-    opaque = [entry for entry in entries if entry.verbatim and any(len(value.shape) >= 2 for value in entry.values)]
+    opaque = [entry for entry in entries if _in_transform_or_loop(entry) and _is_matrix(entry)]
     if opaque and any(map(_trained_matrix, entries)):
         warn_once(__name__, _NO_CASTS, context.policy.name, Example(opaque[0].name))
 
@@ -68,5 +72,13 @@ def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
         warn_once(__name__, _NOTHING_IN_FP8, policy.name, "it has no product of an op that a rule for fp8 names")
 
 
+def _in_transform_or_loop(entry: Entry) -> bool:
+    return entry.verbatim == IN_TRANSFORM or (bool(entry.verbatim) and entry.target in _LOOPS)
+
+
 def _trained_matrix(entry: Entry) -> bool:
-    return entry.needs_grad and any(len(value.shape) >= 2 for value in entry.values)
+    return entry.needs_grad and _is_matrix(entry)
+
+
+def _is_matrix(entry: Entry) -> bool:
+    return any(len(value.shape) >= 2 for value in entry.values)

@@ -1,4 +1,4 @@
-"""torch.func transforms and forward-mode AD inside a compiled model: torch.func.vjp differentiates after its transform."""
+"""torch.func transforms and forward-mode AD inside a compiled model; torch.func.vjp differentiates after its own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -104,7 +104,9 @@ def test_a_graph_break_before_the_gradient() -> None:
     assert_like_autocast(_vjp_after_a_break, leaf(4, 4), leaf(4, 4), lowering="eager", around=True)
 
 
-@pytest.mark.parametrize("name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "branches", "forward mode"])
+@pytest.mark.parametrize(
+    "name", ["vjp", "vjp of a vjp", "vjp, of a batch", "vjp, of the weight", "branches", "forward mode"]
+)
 def test_under_a_named_policy_everything_inside_is_float32(name: str) -> None:
     def run(call: Any) -> list[Tensor]:
         x, w = leaf(4, 4), leaf(4, 4)
@@ -126,3 +128,10 @@ def test_a_named_policy_that_casts_nothing_warns_once(name: str, caplog: pytest.
         compile_with(PROGRAMS[name], "eager")(leaf(4, 4), leaf(4, 4))
     (message,) = caplog.messages
     assert message.startswith("policy cpu-bfloat16: a compiled graph (with ") and "in torch.func transforms" in message
+
+
+def test_a_loop_that_a_named_policy_casts_nothing_of_warns(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    compile_with(lambda x, w: torch._higher_order_ops.map(lambda v: v @ w, x), "eager")(leaf(2, 4, 4), leaf(4, 4))
+    (message,) = caplog.messages
+    assert message.startswith("policy cpu-bfloat16: a compiled graph (with map_impl) trains in float32")

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
-from programs.compare import Refused, compared, found_in, oracle
+from programs.compare import Refused, found_in, oracle
 from programs.outcome import Outcome
+from programs.outcome_differences import compared
 from programs.program import Program, Setting
 from programs.render import source
 from programs.tensors import flat

@@ -12,9 +12,9 @@ from programs import device
 from programs.loop_sums import loop_rounds_as_well
 from programs.orders import ORDERS, random_order
 from programs.outcome import Outcome
+from programs.outcome_differences import BY, EXTRA, NAN, SHARED, ZEROS, compared, gradient_differences
 from programs.program import ALL, Flavour, Program, Setting
 from programs.render import source
-from programs.tensors import flat
 from programs.ways import (
     breaks,
     frames,
@@ -24,18 +24,12 @@ from programs.ways import (
     run_in_flavour,
     run_plain,
 )
-from torch import Tensor
 
 from fxamp.errors import CaptureError, DoubleBackwardError, OptionError
 
 _RAISED = "raised"
-_ZEROS = "all zeros"
-_NAN = "zeros but for NaN"
-_EXTRA = "with autocast it is None"
 #: What AOTAutograd returns for the gradients of unused results: a product of zeros and infinities is NaN.
-_IDLE = (_ZEROS, _NAN)
-_BY = " differs by up to "
-_SHARED = "shared memory: "
+_IDLE = (ZEROS, NAN)
 #: Why a program that returns its inputs cannot be rewritten.
 _NOTHING = "it computes nothing"
 #: What fxamp says of a hook that torch 2.11's Dynamo makes a Function of.
@@ -71,7 +65,7 @@ def differences(program: Program, setting: Setting) -> list[str]:
         broken, compiled = breaks(), frames()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
-        if differences and all(_BY in one for one in differences) and setting.used != ALL:
+        if differences and all(BY in one for one in differences) and setting.used != ALL:
             differences = _from_zeros(program, setting, plain) and differences
         if _parts_a_view(program, setting, differences):
             raise Refused("a view that an autograd.Function returns has memory of its own under a named policy")
@@ -82,7 +76,9 @@ def differences(program: Program, setting: Setting) -> list[str]:
         if differences and _stale(program, setting, expected, plain, differences):
             raise Refused("autocast's cache is stale: a leaf was written to after it had been cast")
         if differences and _cast_in_a_transform(program, setting, plain, differences):
-            raise Refused("a leaf has a cast of its own inside a torch.func transform, and its gradients meet in float32")
+            raise Refused(
+                "a leaf has a cast of its own inside a torch.func transform, and its gradients meet in float32"
+            )
         if differences and _mixed(program, setting, expected, plain, differences):
             raise Refused("autocast's cache mixes dtypes, and Dynamo has read the dtype of what comes of it")
         if differences and _parted(expected, plain):
@@ -124,7 +120,7 @@ def _without_idle_of_torch(
     if all(map(_raised, ways)):
         left = _from_zeros(program, setting, plain)
         functions = any(name.startswith("Function") for name, _ in program.definitions)
-        if left and setting.parted and functions and all(one.endswith(_EXTRA) for one in left):
+        if left and setting.parted and functions and all(one.endswith(EXTRA) for one in left):
             raise Refused("torch.compile alone raises: nothing tells what a Function makes of zeros between graphs")
         return left
     same = [one for way in ways if not _raised(way) for one in way]
@@ -135,7 +131,7 @@ def _without_idle_of_torch(
 
 
 def _without_idle(differences: list[str], others: list[str]) -> list[str]:
-    excused = {*others, *(one.replace(_NAN, _ZEROS) for one in others)}
+    excused = {*others, *(one.replace(NAN, ZEROS) for one in others)}
     return [one for one in differences if not (_is_idle(one) and one in excused)]
 
 
@@ -165,16 +161,13 @@ def _stale(program: Program, setting: Setting, expected: Outcome, plain: Outcome
     Then either the results differ with the cache and not without it, or nothing that differs with it does without it:
     fxamp casts such a leaf for each use, so its gradients meet in float32.
     """
-    if not expected.written:
+    found = _without_cache(program, setting, plain) if expected.written else None
+    if found is None:
         return False
-    try:
-        uncached = run_eager(program, setting, cached=False)
-    except RuntimeError:  # autograd refuses a write that the cached casts hide
-        return False
-    without = _differences(lambda: run_compiled(program, setting), uncached, plain, setting)
+    uncached, without = found
     if any(map(_is_result, compared(uncached, expected, plain, setting))) and not any(map(_is_result, without)):
         return True
-    return not {_what(one) for one in differences} & {_what(one) for one in without}
+    return _are_apart(differences, without)
 
 
 def _cast_in_a_transform(program: Program, setting: Setting, plain: Outcome, differences: list[str]) -> bool:
@@ -184,9 +177,22 @@ def _cast_in_a_transform(program: Program, setting: Setting, plain: Outcome, dif
     """
     if _TRANSFORM.search(source(program)) is None or not all(map(_is_value_of_a_gradient, differences)):
         return False
-    uncached = run_eager(program, setting, cached=False)
-    without = _differences(lambda: run_compiled(program, setting), uncached, plain, setting)
-    return not {_what(one) for one in differences} & {_what(one) for one in without}
+    found = _without_cache(program, setting, plain)
+    return found is not None and _are_apart(differences, found[1])
+
+
+def _without_cache(program: Program, setting: Setting, plain: Outcome) -> tuple[Outcome, list[str]] | None:
+    """What eager autocast does without its cache, and how fxamp differs; None if autograd refuses a write there."""
+    try:
+        uncached = run_eager(program, setting, cached=False)
+    except RuntimeError:  # the cached casts hide the write
+        return None
+    return uncached, _differences(lambda: run_compiled(program, setting), uncached, plain, setting)
+
+
+def _are_apart(differences: list[str], others: list[str]) -> bool:
+    """Whether nothing that differs in one differs in the other."""
+    return not {_what(one) for one in differences} & {_what(one) for one in others}
 
 
 def _mixed(program: Program, setting: Setting, expected: Outcome, plain: Outcome, differences: list[str]) -> bool:
@@ -224,7 +230,7 @@ def _equals_the_program(program: Program, setting: Setting, plain: Outcome, diff
 
     The oracle unrolls loops, and a loop adds the terms of a gradient in an order of its own.
     """
-    if not all(_BY in one for one in differences):
+    if not all(BY in one for one in differences):
         return False
     try:
         written = run_in_flavour(program, setting, Flavour.PROGRAM)
@@ -247,7 +253,7 @@ def _reordered(program: Program, setting: Setting, expected: Outcome, difference
     for seed in range(ORDERS):
         with random_order(seed):
             theirs = run_eager(program, setting).gradients
-        left = {name for name in left if any(_gradients(name, ours[name], theirs[name], setting))}
+        left = {name for name in left if any(gradient_differences(name, ours[name], theirs[name], setting))}
     return not left
 
 
@@ -258,14 +264,14 @@ def _summed_in_a_loop(program: Program, setting: Setting, differences: list[str]
 
 
 def _what(difference: str) -> str:
-    return difference.partition(_BY)[0]
+    return difference.partition(BY)[0]
 
 
 def _parts_a_view(program: Program, setting: Setting, differences: list[str]) -> bool:
     """Whether results share less memory, and a Function returns a view: a documented limit."""
     named = not (setting.ambient or setting.own) and setting.schedule != "rewritten"
     views = any("view_as(" in text for name, text in program.definitions if name.startswith("Function"))
-    return named and views and any(one.startswith(_SHARED) for one in differences)
+    return named and views and any(one.startswith(SHARED) for one in differences)
 
 
 def _parted(expected: Outcome, plain: Outcome) -> bool:
@@ -281,7 +287,7 @@ def _parted(expected: Outcome, plain: Outcome) -> bool:
 
 
 def _is_value_of_a_gradient(difference: str) -> bool:
-    return difference.startswith("the gradient of ") and _BY in difference
+    return difference.startswith("the gradient of ") and BY in difference
 
 
 def _is_result(difference: str) -> bool:
@@ -343,8 +349,8 @@ def _changed_by_torch(program: Program, setting: Setting, differences: list[str]
 
 def _covered(one: str, others: list[str]) -> bool:
     """Whether ``others`` have the same difference, of no smaller an amount; amounts are sums that 16 bits round."""
-    what, by, amount = one.partition(_BY)
-    amounts = [float(theirs.partition(_BY)[2]) for theirs in others if theirs.startswith(what + _BY)]
+    what, by, amount = one.partition(BY)
+    amounts = [float(theirs.partition(BY)[2]) for theirs in others if theirs.startswith(what + BY)]
     rounded = 1 + 2 * torch.finfo(torch.bfloat16).eps
     return one in others or (bool(by) and any(float(amount) <= rounded * theirs for theirs in amounts))
 
@@ -365,68 +371,3 @@ def _raised(differences: list[str]) -> bool:
 def _says(program: Program) -> bool:
     """Whether a region of the program is on."""
     return any(f'with torch.autocast("{device.current()}", torch.' in line for line in source(program).splitlines())
-
-
-def compared(got: Outcome, expected: Outcome, plain: Outcome, setting: Setting) -> Iterator[str]:
-    """How ``got`` differs from ``expected``, bit for bit; ``plain`` has the captured dtypes."""
-    for i, (ours, theirs) in enumerate(zip(got.results, expected.results, strict=True)):
-        if ours.dtype not in _result_dtypes(plain.results[i].dtype, theirs.dtype, setting):
-            yield f"result {i} is {ours.dtype}, captured {plain.results[i].dtype}, with autocast {theirs.dtype}"
-        yield from _values(f"result {i}", ours, theirs)
-    for name, theirs in expected.gradients.items():
-        yield from _gradients(f"the gradient of {name}", got.gradients.get(name), theirs, setting)
-    for name, theirs in expected.state.items():
-        yield from _values(f"{name} after the call", got.state[name], theirs, _sum_error(theirs, setting))
-    if got.scale != expected.scale:
-        yield f"the scale becomes {got.scale}, with autocast {expected.scale}"
-    if got.same != expected.same:
-        yield f"one object: {sorted(got.same)}, with autocast {sorted(expected.same)}"
-    if got.shared != expected.shared:
-        yield f"{_SHARED}{sorted(got.shared)}, with autocast {sorted(expected.shared)}"
-
-
-def _result_dtypes(captured: torch.dtype, autocast: torch.dtype, setting: Setting) -> set[torch.dtype]:
-    """What may leave a graph: the captured dtype, or what holds it and autocast's; float32 where a loss is scaled.
-
-    A rewritten program returns autocast's.
-    """
-    if setting.schedule == "rewritten":
-        return {autocast}
-    wide = torch.promote_types(captured, autocast)
-    narrow = {autocast} if captured.itemsize == 2 else set()
-    return {wide, torch.promote_types(wide, torch.float32), *narrow} if setting.scaled else {wide, *narrow}
-
-
-def _sum_error(theirs: Tensor, setting: Setting) -> float:
-    """The error of another order of summation: an eager region with a scaler sums the gradients of each call first."""
-    several = setting.schedule == "together" or setting.parted
-    finite = theirs.detach()[theirs.isfinite()] if theirs.layout is torch.strided else theirs.detach()
-    if not (setting.scaled and setting.lowering == "eager" and several and finite.numel()):
-        return 0.0
-    return 4 * torch.finfo(torch.float32).eps * float(finite.abs().max())
-
-
-def _gradients(what: str, ours: Tensor | None, theirs: Tensor | None, setting: Setting) -> Iterator[str]:
-    if ours is None or theirs is None:
-        if ours is not None and theirs is None:
-            yield f"{what} is {_holds(flat(ours))}, {_EXTRA}"
-        elif theirs is not None:
-            yield f"{what} is None, with autocast it is not"
-        return
-    if (ours.dtype, ours.layout) != (theirs.dtype, theirs.layout):
-        yield f"{what} is {ours.dtype}, {ours.layout}, with autocast {theirs.dtype}, {theirs.layout}"
-    yield from _values(what, ours, theirs, _sum_error(theirs, setting))
-
-
-def _holds(gradient: Tensor) -> str:
-    if gradient.nan_to_num(0.0, 1.0, 1.0).any():
-        return "there"
-    return _NAN if gradient.isnan().any() else _ZEROS
-
-
-def _values(what: str, ours: Tensor, theirs: Tensor, error: float = 0.0) -> Iterator[str]:
-    a, b = flat(ours).double(), flat(theirs).double()
-    if a.shape != b.shape:
-        yield f"{what} has shape {tuple(a.shape)}, with autocast {tuple(b.shape)}"
-    elif not bool((a.eq(b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= error)).all()):
-        yield f"{what}{_BY}{(a - b).abs().max():.3g}"

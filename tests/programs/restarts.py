@@ -6,7 +6,8 @@ A compiled step rounds otherwise than the optimizer's own, so eager autocast is 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from programs.compare import Refused, compared, differences, found_in, oracle
+from programs.compare import Refused, differences, found_in, oracle
+from programs.outcome_differences import compared
 from programs.program import Program, Setting
 from programs.ways import run_compiled, run_eager
 
