@@ -65,7 +65,8 @@ def differences(program: Program, setting: Setting) -> list[str]:
         broken, compiled = breaks(), frames()
         if any(map(_is_idle, differences)):
             differences = _without_idle_of_torch(program, setting, differences, expected, plain)
-        if differences and all(BY in one for one in differences) and setting.used != ALL:
+        partly = setting.used != ALL or setting.schedule == "apart"
+        if differences and all(BY in one for one in differences) and partly:
             differences = _from_zeros(program, setting, plain) and differences
         if _parts_a_view(program, setting, differences):
             raise Refused("a view that an autograd.Function returns has memory of its own under a named policy")

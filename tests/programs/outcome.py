@@ -163,16 +163,24 @@ def terms(results: Sequence[Tensor], named: dict[str, Tensor], setting: Setting)
         real = flat(result)
         tensors.append((real.to(torch.promote_types(real.dtype, torch.float32)).square() * (at + 1)).sum())
     if setting.zeros:
-        idle = (
-            flat(result) for at, result in enumerate(results) if result.grad_fn is not None and not setting.uses(at)
-        )
-        tensors += [(real.to(torch.promote_types(real.dtype, torch.float32)) * 0).sum() for real in idle]
+        tensors = _with_zeros(tensors, results, setting)
     if setting.schedule != "apart" and tensors:
         total = tensors[0]
         for term in tensors[1:]:
             total = total + term.to(total.dtype)
         tensors = [total]
     return [term * setting.factor for term in tensors]
+
+
+def _with_zeros(tensors: list[Tensor], results: Sequence[Tensor], setting: Setting) -> list[Tensor]:
+    """Terms and, for each backward, terms that give zeros to the results that it does not go back from.
+
+    Where terms go backward apart, those are the other results at least.
+    """
+    apart = setting.schedule == "apart"
+    idle = [r for at, r in enumerate(results) if r.grad_fn is not None and (apart or not setting.uses(at))]
+    zeros = [(real.to(torch.promote_types(real.dtype, torch.float32)) * 0).sum() for real in map(flat, idle)]
+    return [sum(zeros, term) for term in tensors] if apart else [*tensors, *zeros]
 
 
 def _elements(tensor: Tensor) -> frozenset[tuple[int, int]]:

@@ -73,6 +73,7 @@ def test_gradients_of_zeros_are_no_fault() -> None:
     )
     assert differences(hooked, Setting(used=0b01)) == []
     assert differences(hooked, Setting(used=0b01, zeros=True)) == []
+    assert differences(hooked, Setting(schedule="apart")) == []
 
 
 def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -> Result:
