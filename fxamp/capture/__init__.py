@@ -17,7 +17,14 @@ from fxamp.capture.function_writes import copy_marked_results, require_separate_
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
-from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
+from fxamp.graph.higher_order_ops import (
+    AutogradFunction,
+    autograd_function,
+    bodies,
+    gradient_hook,
+    inner_graphs,
+    merge_operands,
+)
 from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [
@@ -77,6 +84,7 @@ def _trace_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
         for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
                 body.replace(_trace_body(body.module, _values(body.operands, mode), mode))
+        merge_operands(node)
         function = autograd_function(node)
         if function is not None:
             _trace_function(node, function, mode)

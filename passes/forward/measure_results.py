@@ -9,10 +9,11 @@
    measured as soon as it exists, an input at the start of the graph.
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return their numbers to the outer
    graph, under names ``"body/node"``; the numbers of a branch that does not run are zeros. Of other higher-order ops
-   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes, or
-   in bodies whose results nobody reads, which a compiler removes. With ``backwards``, for eager runs, the backwards of
-   Functions return their numbers as one more result; otherwise AOTAutograd traces them.
-6. Each call is annotated with its name. AOTAutograd copies annotations to the nodes that it traces, including those of
+   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes.
+   With ``backwards``, for eager runs, the backwards of Functions return their numbers as one more result; otherwise
+   AOTAutograd traces them.
+6. Calls that no output and no effect depends on are not measured: a compiler removes them.
+7. Each call is annotated with its name. AOTAutograd copies annotations to the nodes that it traces, including those of
    the backward.
 """
 
@@ -24,7 +25,16 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import AliasSets, GraphWriter, fake_tensors, graph_output, nesting_change, subgraphs, tensor_value
+from fxamp.graph import (
+    AliasSets,
+    GraphWriter,
+    fake_tensors,
+    graph_output,
+    is_pure,
+    nesting_change,
+    subgraphs,
+    tensor_value,
+)
 from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.magnitude_writer import MagnitudeWriter, first_reader, in_shape_read, place_of
@@ -38,7 +48,7 @@ _COND = torch.ops.higher_order.cond
 
 @dataclass(frozen=True)
 class MeasureResults(Pass[Context]):
-    """Requires values on all nodes; ensures rules 1 to 6."""
+    """Requires values on all nodes; ensures rules 1 to 7."""
 
     name = "measure-results"
 
@@ -64,11 +74,12 @@ class MeasureResults(Pass[Context]):
 
 def _annotate(gm: GraphModule, prefix: str = "", whole: str = "") -> None:
     """Annotate each call with its name; calls in a body that is not measured get the name of the op that holds it."""
+    read = _read(gm)
     for node in gm.graph.nodes:
         if node.op.startswith("call"):
             name = whole or prefix + node.name
             node.meta["custom"] = {**node.meta.get("custom", {}), OP: name}
-            measured = not whole and (_measured_bodies(node) or autograd_function(node) is not None)
+            measured = not whole and node in read and (_measured_bodies(node) or autograd_function(node) is not None)
             for body, inner in subgraphs(node):
                 _annotate(inner, f"{prefix}{body.target}/", "" if measured else name)
 
@@ -81,13 +92,13 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
     parts: list[Node] = []
-    depth, places = 0, _places(gm)
+    depth, places, read = 0, _places(gm), _read(gm)
     results = measured_results(graph_output(gm.graph))
     inside = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _is_measured_inside(node)}
     known = set(inside)
     for node in list(gm.graph.nodes):
         depth += nesting_change(node.target)
-        if depth:
+        if depth or node not in read:
             continue
         source, place = places[node]
         with gm.graph.inserting_before(place):
@@ -126,6 +137,16 @@ def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     return places
 
 
+def _read(gm: GraphModule) -> set[Node]:
+    """Return the nodes that an output or an effect depends on, and all inputs (6)."""
+    read: set[Node] = set()
+    for node in reversed(gm.graph.nodes):
+        removed = is_pure(node) or node.target in (*_CHECKPOINTS, _COND)
+        if not removed or not read.isdisjoint(node.users):
+            read.add(node)
+    return read
+
+
 def _measured_bodies(node: Node) -> list[Body]:
     """Return the bodies whose values are measured inside: of a checkpoint, a cond, or the forward of a Function.
 
@@ -137,7 +158,7 @@ def _measured_bodies(node: Node) -> list[Body]:
             return []
         results: Any = graph_output(function.forward.module.graph).args[0]
         return [function.forward] if isinstance(results[0], (tuple, list)) else []
-    return bodies(node) if node.users and node.target in (*_CHECKPOINTS, _COND) else []
+    return bodies(node) if node.target in (*_CHECKPOINTS, _COND) else []
 
 
 def _is_measured_inside(node: Node) -> bool:

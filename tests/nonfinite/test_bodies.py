@@ -8,6 +8,7 @@ import torch
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
@@ -47,6 +48,20 @@ def branched(h: Tensor) -> Tensor:
 
     result: Tensor = torch.cond(h.sum() > 0, large, small, (h,))
     return result.sum()
+
+
+def repeated(h: Tensor) -> Tensor:
+    """Both checkpoints compute the same, and nothing reads the result of the first."""
+    for _ in range(2):
+        loss = checkpoint(lambda: F.cross_entropy(h, torch.tensor([0, 1])), use_reentrant=False)
+        result: Tensor = loss * 2
+    return result
+
+
+@pytest.mark.parametrize("lowering", ALL_LOWERINGS)
+def test_a_checkpoint_runs_again_where_nothing_reads_its_first_result(lowering: str) -> None:
+    """torch cannot partition the graph if the first result is read outside of autograd, as a measurement does."""
+    assert trained(repeated, lowering, 1.0) == []
 
 
 def written_without_gradients(h: Tensor) -> Tensor:

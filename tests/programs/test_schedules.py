@@ -76,6 +76,23 @@ def test_gradients_of_zeros_are_no_fault() -> None:
     assert differences(hooked, Setting(schedule="apart")) == []
 
 
+def test_a_hook_that_gets_no_gradient_is_no_fault() -> None:
+    """torch's AOTAutograd calls it with None too, where it does not copy the input."""
+    hooked = replace(
+        NORMED,
+        declarations=(*NORMED.declarations, Declaration("x1", "input", (4,), grad=True)),
+        statements=(
+            *NORMED.statements,
+            Line(
+                "hook", Text("x1.register_hook(lambda g: g.flip(0))\n        h3 = F.dropout(x1, 0.5, training=False)")
+            ),
+        ),
+        results=("h2", "h3"),
+    )
+    with pytest.raises(Refused, match="eager mode too: raised AttributeError"):
+        differences(hooked, Setting(used=0b01, traced=True))
+
+
 def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -> Result:
     for node in gm.graph.find_nodes(op="placeholder"):
         if node.name in step.inputs:

@@ -59,6 +59,18 @@ def run_compiled_by_torch(program: Program, setting: Setting, ambient: bool = Fa
         return _observe(start(), setting)
 
 
+@contextmanager
+def idle_dropout_as_view() -> Iterator[None]:
+    """Let torch.compile take dropout that drops nothing for a view of its input, as fxamp does, and not for a copy."""
+    dropout = torch.nn.functional.dropout
+
+    def dropping(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return dropout(input, p, training, inplace) if training and p else input.view_as(input)
+
+    with patch.object(torch.nn.functional, "dropout", dropping):
+        yield
+
+
 def run_eager(program: Program, setting: Setting, cached: bool = True) -> Outcome:
     """Under eager autocast, in the oracle's flavour if its casts are ``cached``, with torch's scaler."""
     return run_in_flavour(program, setting, Flavour.ORACLE if cached else Flavour.PROGRAM, cached)

@@ -67,6 +67,17 @@ def test_a_checkpoint_whose_results_nobody_reads_is_not_measured_inside() -> Non
     assert graph_output(bench.captured.module.graph).meta[MEASURED] == ("l_x_", "add")
 
 
+def test_values_that_nothing_depends_on_are_not_measured() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = checkpoint(lambda y: y.exp(), x, use_reentrant=False)
+        torch.where(y > 0, y, y).log()
+        return x + 1
+
+    bench = workbench(program, torch.ones(2, requires_grad=True))
+    bench.run(MeasureResults())
+    assert graph_output(bench.captured.module.graph).meta[MEASURED] == ("l_x_", "add")
+
+
 class Steep(torch.autograd.Function):
     """Its forward and its backward make values of their own."""
 
