@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fxamp.errors import OptionError
-from fxamp.policy.file.paths import is_file
+from fxamp.policy.file.paths import is_file, is_folder
 from fxamp.tools.common.terminal import COLOURED, is_colourful
 
 #: Characters that move a cursor, change a terminal, or reorder the text around them.
@@ -39,7 +39,7 @@ def _escape(character: re.Match[str]) -> str:
 
 
 def require_folder(file: str | None, *inputs: str | None, option: str = "--output") -> None:
-    """Raise OptionError if ``file`` cannot be written for lack of a folder, or is one of ``inputs``, which are read.
+    """Raise OptionError if ``file`` is a folder or lies in none, or is one of ``inputs``, which are read.
 
     It is called before the work, not after it.
     """
@@ -48,6 +48,8 @@ def require_folder(file: str | None, *inputs: str | None, option: str = "--outpu
     for source in inputs:
         if source is not None and _same_file(file, source):
             raise OptionError(f"{option} {file!r} is a file that is read; accepted: another file")
+    if is_folder(file):
+        raise OptionError(f"{option} {file!r} is a folder; accepted: a file")
     folder = Path(os.path.realpath(file)).parent
     if not folder.is_dir():
         raise OptionError(f"{option} {file!r}: there is no folder {folder}; accepted: a file in an existing folder")

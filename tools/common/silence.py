@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -49,7 +50,15 @@ def in_one_line(what: str) -> Iterator[None]:
         raise ListingError(f"{what}: {one_line(error)}") from error
 
 
+#: How Dynamo words an error that an op raised while it traced.
+_OF_AN_OP = re.compile(r"FX node with fake tensors.* got (\w+\(.*\))")
+
+
 def one_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    """Return the type of an error and the first line of its message; of Dynamo's errors, the one that an op raised."""
+    text = str(error)
+    inner = _OF_AN_OP.search(text)
+    if inner is not None:
+        return inner[1]
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__

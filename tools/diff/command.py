@@ -59,7 +59,7 @@ def _diff(options: Namespace) -> int:
 
 def _executed(comparison: Comparison, options: Namespace) -> Comparison:
     """Add the effect on graphs and numbers, if requested; only these need torch."""
-    if not (options.graph or options.run or options.cost):
+    if not (options.graph or options.cost) and options.run is None:
         return comparison
     for side in (comparison.old, comparison.new):
         _require_policy(side)
@@ -79,7 +79,7 @@ def _executed(comparison: Comparison, options: Namespace) -> Comparison:
             comparison,
             costs=tuple(cost(file, comparison.old, comparison.new, options.format) for file in options.graph),
         )
-    if options.run:
+    if options.run is not None:
         from fxamp.tools.diff.numbers import run_both
 
         comparison = replace(comparison, runs=(run_both(options.run, comparison.old, comparison.new),))

@@ -1,6 +1,5 @@
 """Collect all graphs that torch.compile creates for one call of a model, on FakeTensors."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,15 +50,9 @@ def collect(program: Program, file: str, notice: Callable[[str], None]) -> list[
 
 
 def _misfit(file: str, error: Exception, more: str = "") -> ListingError:
-    wording = _MESSAGE.search(str(error)) if isinstance(error, TorchRuntimeError) else None
-    what = wording[1] if wording is not None else one_line(error)
     stack = [frame for frame in getattr(error, "real_stack", None) or () if frame.filename == file]
     where = f"{file}:{stack[-1].lineno}" if stack else place(file, error)
-    return ListingError(f"{where}: calling model on inputs failed{more}: {what}")
-
-
-#: The part of Dynamo's message that names an error inside an operation.
-_MESSAGE = re.compile(r"got (\w+\(.*\))", re.MULTILINE)
+    return ListingError(f"{where}: calling model on inputs failed{more}: {one_line(error)}")
 
 
 def _compiled(program: Program, device: str) -> list[ProgramGraph]:

@@ -22,10 +22,10 @@ def existing(path: str, accepted: str = ACCEPTED) -> str:
     if is_file(path):
         return path
     where = Path(path)
-    if is_folder(where.parent) and where.exists():
+    if path and not path.endswith("/") and is_folder(where.parent) and where.exists():
         raise ListingError(f"{path} is a device or a pipe; accepted: {accepted}")
     siblings = [other.name for other in where.parent.iterdir()] if is_folder(where.parent) else []
-    raise ListingError(f"{path} does not exist{nearest(where.name, siblings)}; accepted: {accepted}")
+    raise ListingError(f"{path or repr(path)} does not exist{nearest(where.name, siblings)}; accepted: {accepted}")
 
 
 def kind_of(file: str) -> str:

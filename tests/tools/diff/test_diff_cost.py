@@ -54,5 +54,8 @@ def test_mistakes_are_one_line(
 
 
 def test_what_the_command_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(cost.OptionError, match=r"^--cost: fxamp-bench cost: .*nowhere.py: there is no such file$"):
+    with pytest.raises(
+        cost.OptionError,
+        match=r"^--cost: fxamp-bench cost: .*nowhere.py does not exist; accepted: a Python file with model and inputs$",
+    ):
         cost.run_command([str(tmp_path / "nowhere.py")])

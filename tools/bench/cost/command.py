@@ -19,6 +19,7 @@ from fxamp.tools.bench.report import Report, add_styles
 from fxamp.tools.common.command_line import Parser, natural, one_of, positive, positive_number
 from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.progress import bar
+from fxamp.tools.inputs.kinds import existing
 
 _DEFAULT_MODEL = "gpt2-124m"
 _DEFAULT_LAYERS = 2
@@ -128,8 +129,8 @@ def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
 
     workload, full = _workload(options)
     ways = [Way(), *map(Way, options.policy or _policies(options.dtype))]
-    for way in ways:
-        if way.policy not in ("", "auto"):
+    for way in ways[1:]:
+        if way.policy != "auto":
             Policy.load(way.policy)
     depth = depth_name(workload.sizes)
     layers = options.layers or ([min(_DEFAULT_LAYERS, full)] if depth else [0])
@@ -210,9 +211,8 @@ def _workload(options: argparse.Namespace) -> tuple[Workload, int]:
         raise OptionError(
             f"{options.file} is a model of its own; --model and --layers are for the models of fxamp-bench"
         )
-    if not Path(options.file).is_file():
-        raise OptionError(f"{options.file}: there is no such file")
-    return Workload(str(Path(options.file).resolve()), **common), 0
+    file = existing(options.file, "a Python file with model and inputs")
+    return Workload(str(Path(file).resolve()), **common), 0
 
 
 def _policies(dtype: str) -> list[str]:
