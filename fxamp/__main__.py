@@ -10,6 +10,7 @@ import fxamp
 from fxamp.backend import policy_choice
 from fxamp.backend.options import Options
 from fxamp.devices import DEVICES
+from fxamp.tools.common.output import put
 from fxamp.tools.common.silence import unlogged
 
 #: The commands, each with the question that it answers.
@@ -57,4 +58,4 @@ def _triton() -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(overview()))
+    put("\n".join(overview()))

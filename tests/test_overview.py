@@ -1,5 +1,8 @@
 """``python -m fxamp``: the policy that "auto" takes here, and every tool that is installed."""
 
+import os
+import runpy
+import sys
 import tomllib
 from pathlib import Path
 
@@ -18,6 +21,15 @@ def test_it_tells_what_auto_takes(
     assert any(line.startswith(f"  cpu     {policy}: ") for line in lines)
     assert f"  torch   {torch.__version__}" in lines
     assert not caplog.records
+
+
+def test_a_reader_may_stop_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m fxamp | head -1``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        runpy.run_module("fxamp", run_name="__main__")
 
 
 def test_it_names_every_command() -> None:
