@@ -15,8 +15,12 @@ from fxamp.tools.inputs.model_file import Program
 
 
 @contextmanager
-def fake_program(program: Program, mode: FakeTensorMode, device: str) -> Iterator[Program]:
-    """Yield the program with each tensor replaced by one of ``mode`` on ``device``; on exit its modules have theirs."""
+def fake_program(program: Program, mode: FakeTensorMode, device: str, last_use: bool = False) -> Iterator[Program]:
+    """Yield the program with each tensor replaced by one of ``mode`` on ``device``; on exit its modules have theirs.
+
+    ``last_use``: on exit they have tensors on "meta", which take no memory: torch holds a compiled module as long as
+    the process lives.
+    """
     fakes: dict[int, Any] = {}
 
     def fake(value: Any) -> Any:
@@ -32,8 +36,11 @@ def fake_program(program: Program, mode: FakeTensorMode, device: str) -> Iterato
     try:
         yield Program(program.model, *pytree.tree_map(fake, (program.args, dict(program.kwargs))))
     finally:
+        own = {
+            id(value): _empty(value, "meta") if last_use else value for _, values in before for value in values.values()
+        }
         for state, values in before:
-            state.update(values)
+            state.update({name: own[id(value)] for name, value in values.items()})
 
 
 def _on(device: str, value: Any, mode: FakeTensorMode) -> Any:
@@ -43,7 +50,11 @@ def _on(device: str, value: Any, mode: FakeTensorMode) -> Any:
     if value.device.type == device:
         return mode.from_tensor(value)
     with mode:
-        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return _empty(value, device)
+
+
+def _empty(value: Tensor, device: str) -> Tensor:
+    fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(fresh, value.requires_grad)
     return fresh.requires_grad_(value.requires_grad)

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fxamp.graph import tensor_stores
 from fxamp.tools.bench.cost.workload import Workload
 from fxamp.tools.bench.models import MODELS
-from fxamp.tools.common.restoration import modules_in
 from fxamp.tools.inputs.fake_program import fake_program
 from fxamp.tools.inputs.model_file import Program, program
 
@@ -36,27 +34,10 @@ def fake_workload(workload: Workload, mode: FakeTensorMode) -> Iterator[Called]:
     Raises ListingError if a file of the user's defines no model and inputs.
     """
     made = _of_table(workload) if workload.model in MODELS else program(workload.model, lambda _: None)
-    try:
-        with fake_program(made, mode, "cuda") as fake:
-            parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
-            model = _LossOnly(fake.model) if workload.loss_only else fake.model
-            yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
-    finally:
-        _leave_on_meta(made)
-
-
-def _leave_on_meta(made: Program) -> None:
-    """Free the model's memory: torch holds a compiled module as long as the process lives."""
-    states = [state for module in set(modules_in(made.model)) for state in tensor_stores(module)]
-    tensors = [(state, name, value) for state in states for name, value in state.items() if isinstance(value, Tensor)]
-    metas = {id(value): _meta(value) for _, _, value in tensors}
-    for state, name, value in tensors:
-        state[name] = metas[id(value)]
-
-
-def _meta(value: Tensor) -> Tensor:
-    meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return nn.Parameter(meta, value.requires_grad) if isinstance(value, nn.Parameter) else meta
+    with fake_program(made, mode, "cuda", last_use=True) as fake:
+        parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
+        model = _LossOnly(fake.model) if workload.loss_only else fake.model
+        yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
 
 
 def _of_table(workload: Workload) -> Program:
