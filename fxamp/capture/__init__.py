@@ -15,16 +15,10 @@ from fxamp.capture.autograd_functions import CustomAutocast, custom_autocast, in
 from fxamp.capture.fakes import fake_inputs, fake_like
 from fxamp.capture.function_writes import copy_marked_results, require_separate_results
 from fxamp.capture.leaked_tensors import require_own_tensors
+from fxamp.capture.operands import part_operands
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM
 from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
-from fxamp.graph.higher_order_ops import (
-    AutogradFunction,
-    autograd_function,
-    bodies,
-    gradient_hook,
-    inner_graphs,
-    merge_operands,
-)
+from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
 __all__ = [
@@ -84,7 +78,7 @@ def _trace_tree(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> 
         for body in bodies(node) if hook is None else [hook]:
             with in_autocast_states(node.meta[AUTOCAST]):
                 body.replace(_trace_body(body.module, _values(body.operands, mode), mode))
-        merge_operands(node)
+        part_operands(node, mode)
         function = autograd_function(node)
         if function is not None:
             _trace_function(node, function, mode)

@@ -78,29 +78,6 @@ def bodies(node: Node) -> list[Body]:
     return find(node) if find is not None else []
 
 
-def merge_operands(node: Node) -> None:
-    """Give a cond each operand once; the inputs of its branches that read one value become one input.
-
-    AOTAutograd refuses operands that share memory, because branches might write to them.
-    """
-    if _known(node) is not _ops.cond:
-        return
-    branches = bodies(node)
-    operands = branches[0].operands
-    first = {operand: at for at, operand in reversed([*enumerate(operands)]) if isinstance(operand, Node)}
-    repeated = {at: first[operand] for at, operand in enumerate(operands) if first.get(operand, at) != at}
-    if not repeated:
-        return
-    for module in {branch.module for branch in branches}:
-        inputs = module.graph.find_nodes(op="placeholder", sort=True)
-        for at, earlier in repeated.items():
-            inputs[at].replace_all_uses_with(inputs[earlier])
-            module.graph.erase_node(inputs[at])
-        module.recompile()
-    own = tuple(operand for at, operand in enumerate(operands) if at not in repeated)
-    node.args, node.kwargs = (*node.args[:3], own), {}
-
-
 def autograd_function(node: Node) -> AutogradFunction | None:
     """Return the forward and backward of a custom autograd.Function's node; None for any other node.
 
