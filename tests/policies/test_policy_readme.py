@@ -36,7 +36,7 @@ def test_the_second_example_decides_what_its_comments_say() -> None:
     assert decided(Site("aten::softmax.int", args={"dim": 0, "self": long})) is None
     assert decided(Site("aten::layer_norm.default", "", ("torch.nn.modules.normalization.LayerNorm",))) == "half-norms"
     assert decided(Site("aten::mm.default", region="backward")) == "exact-weight-gradients"
-    assert decided(Site("aten::addmm.default", region="kept", elements=4096)) == "small-products"
+    assert decided(Site("aten::addmm.default", region="kept", elements=4096)) == "kept-products"
     assert decided(Site("aten::addmm.default", region="kept", elements=4095)) is None
     assert decided(Site("aten::fake_quantize_per_tensor_affine.default")) is None
     assert Policy.loads(EXAMPLES[1]).loss_scale == LossScale(1024.0, min_scale=1.0)
