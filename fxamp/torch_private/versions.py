@@ -113,6 +113,7 @@ HERE = {
     "torch._inductor.cpp_builder.get_cpp_compiler": ">=2.11",
     "torch._inductor.custom_graph_pass.CustomPartitionerFn": ">=2.11",
     "torch._inductor.decomposition.select_decomp_table": ">=2.11",
+    "torch._inductor.exc.InductorError": ">=2.11",
     "torch._inductor.exc.InvalidCxxCompiler": ">=2.11",
     "torch._inductor.graph.GraphLowering": ">=2.11",
     "torch._inductor.inductor_prims": ">=2.11",

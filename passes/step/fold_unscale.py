@@ -1,7 +1,7 @@
 """fold-unscale: let an optimizer's step graph read scaled gradients, and unscale them as it reads them.
 
-1. The graph gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``, ``clip_coefficient`` if
-   ``clipped``.
+1. A graph with gradients, used or not, gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``,
+   ``clip_coefficient`` if ``clipped``.
 2. All uses of a gradient read it times the first, then times the second. Each time it is multiplied in float32 at least
    and rounded to its dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
 
@@ -36,11 +36,13 @@ class FoldUnscale(Pass[Context]):
     name = "fold-unscale"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        bare = [node for node in gradients(gm) if FOLDED not in node.meta]
+        inputs = gm.graph.find_nodes(op="placeholder")
+        marked = [node for node in inputs if GRADIENT in node.meta]
         names = [name for name, asked in ((INVERSE, self.scaled), (COEFFICIENT, self.clipped)) if asked]
-        if not bare or not names:
+        if not (names and marked) or any(node.target in names for node in inputs):
             return Result(0)
-        writer, device = GraphWriter(gm.graph, context.mode), bare[0].meta["val"].device
+        bare, device = gradients(gm), marked[0].meta["val"].device
+        writer = GraphWriter(gm.graph, context.mode)
         factors = [writer.input(name, dtype=torch.float32, device=device) for name in names]
         first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         for gradient in bare:

@@ -18,7 +18,7 @@ from fxamp.passes.base import Context, Pass, Result
 aten = torch.ops.aten
 
 #: Ops that fill, and the number that they fill with.
-_FILLED: dict[Any, Callable[[Node], Any]] = {
+FILLS: dict[Any, Callable[[Node], Any]] = {
     aten.full.default: lambda node: node.args[1],
     aten.full_like.default: lambda node: node.args[1],
     aten.fill.Scalar: lambda node: node.args[1],
@@ -41,7 +41,7 @@ class SpreadFills(Pass[Context]):
         for node in fills:
             value = node.meta["val"]
             with gm.graph.inserting_before(node):
-                number = _FILLED[node.target](node)
+                number = FILLS[node.target](node)
                 spread = writer.call(aten.full.default, [], number, dtype=value.dtype, device=value.device)
             node.replace_all_uses_with(spread)
             gm.graph.erase_node(node)
@@ -55,6 +55,6 @@ class SpreadFills(Pass[Context]):
 
 
 def _sized(gm: GraphModule) -> list[Node]:
-    nodes = (node for node in gm.graph.nodes if node.target in _FILLED)
+    nodes = (node for node in gm.graph.nodes if node.target in FILLS)
     values = ((node, node.meta.get("val")) for node in nodes)
     return [n for n, v in values if isinstance(v, Tensor) and (v.dim() or n.target is not aten.full.default)]

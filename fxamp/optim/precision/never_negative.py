@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import argument
 from fxamp.passes.step.pack_state import ROLE
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -17,7 +18,7 @@ _IF_ALL = frozenset(
     | {aten._to_copy.default, prims.convert_element_type.default, aten.reciprocal.default, aten.mul.Scalar}
     | {aten.full.default, aten.add.Scalar, aten.div.Scalar}
 )
-_IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default, aten.clamp.default})
+_IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default})
 
 
 def never_negative(gm: GraphModule) -> frozenset[str]:
@@ -62,6 +63,9 @@ def _holds(node: Node, known: set[Node]) -> bool:
     if node.target in (aten.lerp.Scalar, aten.lerp.Tensor):
         weight = node.args[2]
         return all(map(sure, node.args[:2])) and isinstance(weight, (int, float)) and 0 <= weight <= 1
+    if node.target is aten.clamp.default:
+        least, most = (argument(node, name) for name in ("min", "max"))
+        return (sure(node.args[0]) or (least is not None and sure(least))) and (most is None or sure(most))
     if node.target is aten.copy.default:
         return sure(node.args[1])
     if node.target is aten.where.self:

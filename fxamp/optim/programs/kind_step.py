@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import Captured
-from fxamp.graph import AliasSets
+from fxamp.graph import AliasSets, is_random
 from fxamp.kernels.blockwise_8bit import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.optim.errors import NotCompilableError
@@ -46,6 +46,7 @@ from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE, STREAM
+from fxamp.passes.step.spread_fills import FILLS
 from fxamp.pipeline import run_passes
 from fxamp.reports.dumps import stages_by_environment
 from fxamp.reports.list_graph import list_graph
@@ -191,8 +192,8 @@ def lower_kinds(
     kernel = options.lowering == "inductor" and generates(device)
     inductor = options.lowering == "inductor" and not kernel
     passes = step(options, lifted=lift, for_inductor=inductor, flat=True, packed=uses[0].packed)
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     _require_pointwise(gm)
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     numbers = tuple(Numbers(device) for _ in uses) if lift and traced.symbols else ()
@@ -332,13 +333,14 @@ def _require_pointwise(gm: GraphModule) -> None:
             continue
         value = node.meta.get("val")
         tags = getattr(node.target, "tags", ())
-        pointwise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
-        if isinstance(value, Tensor) and not pointwise and _reads_flat(node):
+        pointwise = torch.Tag.pointwise in tags or not _has_elements(node)
+        if isinstance(value, Tensor) and (is_random(node) or not pointwise):
             raise NotCompilableError(f"its step calls {node.target}, which is not pointwise")
 
 
-def _reads_flat(node: Node) -> bool:
-    values = [source.meta.get("val") for source in node.all_input_nodes]
+def _has_elements(node: Node) -> bool:
+    """Whether a call reads or returns a tensor that is not 0-dim."""
+    values = [source.meta.get("val") for source in (node, *node.all_input_nodes)]
     return any(isinstance(value, Tensor) and value.dim() for value in values)
 
 
@@ -348,5 +350,9 @@ _PLACED = frozenset(DECOMPOSITIONS) | {
     aten.copy.default,
     prims.convert_element_type.default,
     aten.select.int,
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    *FILLS,
 }
 """Ops that work element by element, or block by block, although torch does not tag them as pointwise."""

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.capture import Captured
+from fxamp.graph import is_random
 from fxamp.kernels.dispatch import Implementation, implementation
+from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context
@@ -103,11 +105,13 @@ def must_lift(gm: GraphModule, options: StepOptions) -> bool:
 
 
 def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
-    """Return the compiled graph, and its generated source code."""
+    """Return the compiled graph, and its generated source code; raise NotCompilableError if Inductor cannot do it."""
+    if any(map(is_random, gm.graph.nodes)):
+        raise NotCompilableError("its step draws random numbers")
     from torch._inductor import config
 
     from fxamp.torch_private.parts.fx import TracingContext, tracing
-    from fxamp.torch_private.parts.inductor import BoxedBool, compile_fx
+    from fxamp.torch_private.parts.inductor import BoxedBool, InductorError, compile_fx
 
     order_writes()
     inputs = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
@@ -122,7 +126,10 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
         tracing(TracingContext(traced.mode)),
         torch.no_grad(),
     ):
-        compiled = compile_fx.compile_fx_inner(gm, inputs, cudagraphs=BoxedBool(False), is_inference=True)
+        try:
+            compiled = compile_fx.compile_fx_inner(gm, inputs, cudagraphs=BoxedBool(False), is_inference=True)
+        except InductorError as error:
+            raise NotCompilableError(f"Inductor cannot compile it: {str(error).splitlines()[0]}") from error
     return lambda *args: compiled(list(args)), getattr(compiled, "source_code", None) or None
 
 

@@ -13,7 +13,7 @@ from fxamp.graph import format_graph
 from fxamp.optim.reading.layout import read_layout
 from fxamp.optim.tracing.trace import Traced, trace_step
 from fxamp.passes.base import Context, Pass, Result
-from fxamp.passes.step.fold_unscale import FOLDED, FoldUnscale
+from fxamp.passes.step.fold_unscale import FOLDED, GRADIENT, FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates, updates
 from fxamp.passes.step.lift_scalars import LiftScalars, liftable, reads_on_host
 from fxamp.pipeline import run_passes
@@ -61,6 +61,8 @@ def test_a_graph_without_a_step_stays_as_it_is(step: Pass) -> None:
     for node in traced.module.graph.find_nodes(op="placeholder"):
         if isinstance(node.meta["val"], torch.SymFloat):
             traced.module.graph.erase_node(node)
+            continue
+        node.meta.pop(GRADIENT, None)
     before = format_graph(traced.module)
     assert run(traced, step) == [Result(0)]
     assert format_graph(traced.module) == before
@@ -118,6 +120,16 @@ def test_every_use_of_a_gradient_reads_the_product() -> None:
     run(traced, FoldUnscale(True, True))
     (gradient,) = [n for n in traced.module.graph.find_nodes(op="placeholder") if FOLDED in n.meta]
     assert [user.target for user in gradient.users] == [aten.mul.Tensor]
+
+
+def test_a_step_that_reads_no_gradient_gets_the_factors_too() -> None:
+    traced = step_graph()
+    (copy,) = updates(traced.module)
+    copy.replace_input_with(copy.args[1], copy.args[0])
+    traced.module.graph.eliminate_dead_code()
+    assert run(traced, FoldUnscale(True, True), FoldUnscale(True, True)) == [Result(0), Result(0)]
+    names = [node.name for node in traced.module.graph.find_nodes(op="placeholder")]
+    assert names[-2:] == ["inv_scale", "clip_coefficient"]
 
 
 def test_lifted_numbers_give_the_same_values() -> None:

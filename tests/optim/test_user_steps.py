@@ -1,0 +1,126 @@
+"""Optimizers that users write: what a compiled step must not take for an op on single elements, and what it reads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fxamp
+
+UPDATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "zeros_like.normal_": lambda p: torch.zeros_like(p).normal_(),
+    "full_like.bernoulli_": lambda p: torch.full_like(p, 0.5).bernoulli_(0.5),
+    "normal of zeros": lambda p: torch.normal(torch.zeros_like(p), 1.0),
+    "randn": lambda p: torch.randn(p.shape),
+    "cumsum of ones": lambda p: torch.ones_like(p).cumsum(-1),
+    "sum of ones": lambda p: torch.ones_like(p).sum() + torch.zeros_like(p),
+    "softmax of ones": lambda p: torch.ones_like(p).softmax(-1),
+}
+
+
+class Own(torch.optim.Optimizer):
+    """SGD with momentum that ``update`` moves too."""
+
+    def __init__(self, parameters: Any, update: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.mul_(0.5).add_(parameter.grad)
+                parameter.add_(self.update(parameter), alpha=0.01).add_(mean, alpha=-group["lr"])
+
+
+def moved(update: Callable[[Tensor], Tensor], lowering: str | None) -> list[Tensor]:
+    """By how much the second step moves two parameters of different sizes."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.ones(8, 8)), nn.Parameter(torch.ones(4, 4))]
+    optimizer = Own(parameters, update)
+    for _ in range(2):
+        before = [parameter.detach().clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 0.1)
+        optimizer.step()
+        if lowering is not None:
+            fxamp.compile_optimizer(optimizer, lowering=lowering)
+    return [parameter.detach() - own for parameter, own in zip(parameters, before, strict=True)]
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", UPDATES)
+def test_elements_that_depend_on_others_or_on_chance(name: str, lowering: str) -> None:
+    own, compiled = moved(UPDATES[name], None), moved(UPDATES[name], lowering)
+    for theirs, ours in zip(own, compiled, strict=True):
+        if "of ones" in name:
+            assert torch.allclose(ours, theirs, atol=1e-6)
+        else:  # other random numbers, but one for each element
+            assert len(ours.unique()) == len(theirs.unique()) > 1
+
+
+class Decaying(torch.optim.Optimizer):
+    """SGD, but groups with ``decay_only`` read no gradient."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "decay_only": False})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if group["decay_only"]:
+                    parameter.mul_(1 - group["lr"])
+                else:
+                    parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+def test_a_group_that_reads_no_gradient() -> None:
+    steps = []
+    for scaler in (
+        torch.amp.GradScaler("cpu", init_scale=4.0),
+        fxamp.GradScaler("cpu", init_scale=4.0, skip="device", step_lowering="aot_eager"),
+    ):
+        a, b = (nn.Parameter(torch.ones(4)) for _ in range(2))
+        optimizer = Decaying([{"params": [a]}, {"params": [b], "decay_only": True}])
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale((a + b).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        steps.append((a.detach(), b.detach()))
+    assert all(map(torch.equal, *steps))
+
+
+class Clamped(torch.optim.Optimizer):
+    """Its momentum stays between ``least`` and ``most``."""
+
+    def __init__(self, parameters: Any, least: float | None, most: float | None) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.least, self.most = least, most
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.copy_((mean * 0.5 + parameter.grad).clamp(self.least, self.most))
+                parameter.sub_(mean, alpha=group["lr"])
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "form"),
+    [(-1.0, 1.0, "s3m4"), (None, 1.0, "s3m4"), (0.0, 1.0, "u5m3"), (0.0, None, "u5m3"), (0.0, -0.5, "s3m4")],
+)
+def test_a_state_is_unsigned_only_if_its_bounds_say_so(least: float | None, most: float | None, form: str) -> None:
+    parameter = nn.Parameter(torch.zeros(64, 64))
+    optimizer = Clamped([parameter], least, most)
+    policy = fxamp.Policy.loads('extends = ["cpu-bfloat16"]\n[optimizer]\nstate = {"*" = "8bit"}\n')
+    fxamp.compile_optimizer(optimizer, policy, lowering="aot_eager")
+    for gradient in (0.5, 0.5, -0.9, -0.9):
+        parameter.grad = torch.full_like(parameter, gradient)
+        optimizer.step()
+    assert optimizer.state[parameter]["mean"].form == form
