@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.clip import coefficient, norm_of
+from fxamp.optim.precision.state_precision import unpack_state
 from fxamp.optim.programs.step_parts import CompiledParts
 from fxamp.optim.reading.layout import Layout
+from fxamp.optim.tracing.stand_ins import plain_step
 from fxamp.torch_private import note_step, step_post_hooks, step_pre_hooks
 
 
@@ -68,28 +70,18 @@ class BoundStep:
         return Factors(inv_scale, coefficient(norm if inv_scale is None else norm * inv_scale, max_norm))
 
     def __call__(self, found_inf: Tensor | None, factors: Factors) -> None:
-        """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the step's hooks.
+        """Step unless ``found_inf`` (0-dim float32 on the parameters' device) is nonzero; calls the hooks after it.
 
         ``found_inf`` is None for a step that is not guarded. Hooks are called for skipped steps too, because the host
-        does not know that the step is skipped. Raises RuntimeError if a pre-hook gives the step arguments: a compiled
-        step takes none.
+        does not know that the step is skipped. The hooks before the step may replace what this object holds: call
+        :func:`run_pre_hooks` before preparing it.
         """
-        optimizer = self._optimizer
-        for hook in step_pre_hooks(optimizer):
-            self._addresses = None  # a hook may have moved a tensor to other memory
-            result: Any = hook(optimizer, (), {})
-            if result is not None and result != ((), {}):
-                raise RuntimeError(
-                    f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}"
-                )
         extras = [*factors.present(), *([] if found_inf is None else [found_inf])]
         self._run(self._tensors, self._floats, extras, self._read_addresses())
         # Generated code writes through addresses, so tell autograd, which must refuse a backward through changed
         # weights.
         torch.autograd.graph.increment_version(self._written)
-        for post in step_post_hooks(optimizer):
-            post(optimizer, (), {})
-        note_step(optimizer)
+        _note_step(self._optimizer)
 
     def _read_addresses(self) -> list[int] | None:
         """Return the address of each tensor; None if no part of the step can use the addresses."""
@@ -99,5 +91,31 @@ class BoundStep:
 
 
 def has_pre_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether hooks run just before the step; they must find unscaled gradients."""
+    """Whether hooks run just before the step; they must find unscaled and clipped gradients."""
     return bool(step_pre_hooks(optimizer))
+
+
+def run_pre_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Call the hooks before a step, which may assign anything that the step reads; prepare a compiled step after them.
+
+    Raises RuntimeError if a hook gives the step arguments: a compiled step takes none.
+    """
+    for hook in step_pre_hooks(optimizer):
+        result: Any = hook(optimizer, (), {})
+        if result is not None and result != ((), {}):
+            raise RuntimeError(f"a pre-hook passed arguments to the step, but a compiled step takes none: {result!r}")
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Run the optimizer's own code for a step whose pre-hooks have run, and the hooks after it; return its value."""
+    unpack_state(optimizer)
+    value = plain_step(optimizer)(optimizer)
+    _note_step(optimizer)
+    return value
+
+
+def _note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Call the hooks after a step, and tell learning-rate schedulers of it."""
+    for hook in step_post_hooks(optimizer):
+        hook(optimizer, (), {})
+    note_step(optimizer)

@@ -1,7 +1,7 @@
 """``compile_optimizer``: make an optimizer's ``step()`` run as one compiled program for all parameters."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from os import PathLike
 from types import MethodType
 from typing import Any
@@ -12,12 +12,13 @@ from torch import Tensor
 from fxamp.argument_names import named_arguments
 from fxamp.errors import OptionError, require_choice
 from fxamp.lowering_names import STEP_LOWERINGS
+from fxamp.optim.bound_step import has_pre_hooks, own_step, run_pre_hooks
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.compiled_optimizer import CompiledOptimizer
 from fxamp.optim.in_backward import steps_in_backward
 from fxamp.optim.precision.state_precision import unpack_state
 from fxamp.optim.programs.lowering import StepOptions
-from fxamp.optim.tracing.stand_ins import needs_arguments
+from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.torch_dtypes import widest_float
@@ -46,7 +47,7 @@ def compile_optimizer(
             ``in_backward = true``, backwards compiled with this policy step their parameters, whose ``.grad`` stays
             None. Call ``step()`` once after each backward: it steps the other parameters.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
-            step runs compiled, the gradients in memory do not change. None: no clipping.
+            step runs compiled and no hooks run before it, the gradients in memory do not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
         seed: the seed of stochastic rounding; the same on every rank, unless ranks are to round differently.
 
@@ -76,29 +77,39 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        compiled, loss = CompiledOptimizer.known(self), None
+        compiled, loss, uncompiled = CompiledOptimizer.known(self), None, original
         assert compiled is not None and compiled.own is not None, "a copy of an optimizer has no such step"
-        if closure is not None and not args and not kwargs and _calls_closure_first(self):
+        hooks = has_pre_hooks(self)
+        if closure is not None and not args and not kwargs and _calls_closure_first(self, hooks):
+            if hooks:
+                run_pre_hooks(self)
+                hooks, uncompiled = False, partial(own_step, self)
             with torch.enable_grad():
                 loss = closure()
             closure = None
         if compiled.backward_step is not None:
             compiled.backward_step.close()
         arguments = closure is not None or bool(args or kwargs)
+        clip_norm = compiled.clip_norm
+        if hooks:
+            _clip_in_memory(self, clip_norm)
+            clip_norm = None
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        own = compiled.own
-        options = StepOptions(scale is not None, own.clipped, found_inf is not None, own.lowering)
+        options = StepOptions(scale is not None, clip_norm is not None, found_inf is not None, compiled.own.lowering)
         bound = compiled.prepare(options, arguments) if _has_gradients(self) else None
+        if bound is not None and hooks:
+            run_pre_hooks(self)
+            bound, uncompiled = compiled.prepare(options), partial(own_step, self)
         if bound is None:
             unpack_state(self)
-            _clip_in_memory(self, compiled.clip_norm, scale)
+            _clip_in_memory(self, clip_norm)
             positional = (closure, *args) if closure is not None or args else ()
-            result = original(*positional, **kwargs)
+            result = uncompiled(*positional, **kwargs)
             stepped(self)
             return loss if loss is not None else result
         wide = None if scale is None else scale.to(widest_float(scale.device))
         inverse = None if wide is None else wide.reciprocal().float().reshape(())
-        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(compiled.clip_norm, inverse))
+        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(clip_norm, inverse))
         stepped(self)
         return loss
 
@@ -109,16 +120,21 @@ def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step calls its closure once, before anything else, as all of torch's do for which it is optional."""
-    return type(optimizer).__module__.startswith("torch.optim.") and not needs_arguments(optimizer)
+def _calls_closure_first(optimizer: torch.optim.Optimizer, hooks: bool) -> bool:
+    """Whether the step calls its closure once, before anything else, as all of torch's do for which it is optional.
+
+    False if ``hooks`` run before the closure and the step was replaced, because only the new step can call them.
+    """
+    first = type(optimizer).__module__.startswith("torch.optim.") and not needs_arguments(optimizer)
+    return first and not (hooks and replaced_step(optimizer))
 
 
 @torch.no_grad()
-def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None, scale: Tensor | None) -> None:
-    """Clip the gradients in memory before an uncompiled step; they may still be multiplied by ``scale``."""
+def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+    """Clip the gradients in memory before an uncompiled step and before hooks; unscale them first."""
     if clip_norm is None:
         return
+    scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if scale is not None:
         torch._foreach_div_([p.grad for p in parameters], scale)

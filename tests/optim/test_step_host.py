@@ -139,7 +139,6 @@ def test_the_table_names_the_gradients_of_this_step(launches: list[Any]) -> None
 
 
 def test_a_hook_that_moves_a_parameter_moves_what_the_step_writes_to(launches: list[Any]) -> None:
-    """The norm's addresses are read before the hooks of the step."""
     optimizer = adamw(3)
     (parameter, *_) = optimizer.param_groups[0]["params"]
     optimizer.register_step_pre_hook(lambda *_: setattr(parameter, "data", torch.ones(4, 4)))

@@ -219,7 +219,8 @@ class GradScaler(torch.amp.GradScaler):
         """Clip the optimizer's unscaled gradients to a common 2-norm of at most ``max_norm``; waits for no device.
 
         The norm comes from the check that the step needs anyway. With ``skip="device"`` the gradients in memory do not
-        change: the step multiplies them as it reads them. Otherwise they are unscaled and multiplied in place.
+        change: the step multiplies them as it reads them. Otherwise, and if hooks run before the step, they are
+        unscaled and multiplied in place.
 
         A gradient that holds inf or NaN skips the step, as without clipping. So does a norm that overflows float32:
         a norm of the stored gradients, scaled or not, above 1.8e19. The scale then backs off.

@@ -44,6 +44,7 @@ class StepPlan(NamedTuple):
         unscale: whether gradients are unscaled in memory first.
         check: whether they are checked as they are, because nothing else has checked them.
         compiled: the step, of a compiled way.
+        options: what ``compiled`` was prepared with.
         first: whether a fused step will make state: see :func:`lacks_state`.
     """
 
@@ -51,6 +52,7 @@ class StepPlan(NamedTuple):
     unscale: bool
     check: bool = False
     compiled: BoundStep | None = None
+    options: StepOptions | None = None
     first: bool = False
 
 
@@ -64,17 +66,17 @@ def plan_step(settings: SkipSettings, call: StepCall, attached: bool) -> StepPla
     scaled, hooks = ready and not attached, False
     if _runs_compiled(settings, optimizer, gradients):
         # Hooks of the step read the gradients in memory.
-        hooks = scaled and not clipped and has_pre_hooks(optimizer)
+        hooks = has_pre_hooks(optimizer)
         arguments = any(value is not None for value in (*call.args, *call.kwargs.values()))
         options = StepOptions(scaled and not hooks, clipped, True, settings.lowering)
         compiled = None
-        if not (options.scaled and has_pre_hooks(optimizer)):
+        if not (clipped and hooks):
             compiled = CompiledOptimizer.of(optimizer).prepare(options, arguments)
         if compiled is not None:
-            return StepPlan("compiled", hooks, not record.found_inf_per_device, compiled)
+            return StepPlan("compiled", scaled and hooks, not record.found_inf_per_device, compiled, options)
     if not decides_itself(optimizer):
         return StepPlan("host", ready)
-    unscale = hooks or (ready and clipped)
+    unscale = (scaled and hooks) or (ready and clipped)
     if takes_scaler(optimizer):
         return StepPlan("host", ready) if attached else StepPlan("older", unscale)
     first = lacks_state(optimizer, gradients.parameters)
@@ -87,9 +89,10 @@ def will_clip(settings: SkipSettings, optimizer: torch.optim.Optimizer, gradient
     """Whether the optimizer's step will run compiled and clip gradients as it reads them: all have a gradient.
 
     If the last such step did, and gradients are plain tensors, nothing else is read: the step reads all when it runs,
-    and if it cannot run compiled then, gradients are clipped in memory before it.
+    and if it cannot run compiled then, gradients are clipped in memory before it. Hooks before the step read gradients
+    in memory, which are clipped there.
     """
-    if not _runs_compiled(settings, optimizer, gradients) or (scaled and has_pre_hooks(optimizer)):
+    if not _runs_compiled(settings, optimizer, gradients) or has_pre_hooks(optimizer):
         return False
     compiled = CompiledOptimizer.of(optimizer)
     options = StepOptions(scaled, True, True, settings.lowering)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fxamp.optim import BoundStep, Factors
+from fxamp.optim import BoundStep, CompiledOptimizer, Factors, StepOptions, has_pre_hooks, own_step, run_pre_hooks
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord
 from fxamp.scaler.torch_contract.step_plan import StepCall, StepPlan
 from fxamp.torch_devices import moved
@@ -28,8 +28,8 @@ def run_step(
     Returns:
         The step's return value, and whether it skipped: a bool, or a flag, 0-dim float32, if only the device knows.
     """
-    if plan.compiled is not None:
-        return None, _run_compiled(plan.compiled, call, inv_scale)
+    if plan.compiled is not None and plan.options is not None:
+        return _run_compiled(plan.compiled, plan.options, call, inv_scale)
     if plan.way == "fused":
         return _run_fused(call, scale, inv_scale is not None, plan.first)
     if plan.way == "older":
@@ -41,14 +41,24 @@ def run_step(
     return value, call.record.skipped
 
 
-def _run_compiled(step: BoundStep, call: StepCall, inv_scale: Tensor | None) -> Tensor:
+def _run_compiled(
+    step: BoundStep, options: StepOptions, call: StepCall, inv_scale: Tensor | None
+) -> tuple[Any, bool | Tensor]:
+    """Run the hooks before the step, then the step as they leave it; wait for the flag if that runs uncompiled."""
     device = call.gradients.parameters[0].device
     overflow = call.record.found_inf(device)
+    if has_pre_hooks(call.optimizer):
+        run_pre_hooks(call.optimizer)
+        again = CompiledOptimizer.of(call.optimizer).prepare(options)
+        if again is None:
+            skipped = bool(overflow.item())
+            return None if skipped else own_step(call.optimizer), skipped
+        step = again
     inverse, coefficient = (
         None if factor is None else moved(factor, device) for factor in (inv_scale, call.record.coefficient)
     )
     step(overflow, Factors(inverse, coefficient))
-    return overflow
+    return None, overflow
 
 
 def _run_fused(call: StepCall, scale: Tensor, scaled: bool, first: bool) -> tuple[Any, bool | Tensor]:
