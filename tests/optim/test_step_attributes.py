@@ -132,3 +132,45 @@ def test_a_tensor_that_is_no_number_is_named(caplog: pytest.LogCaptureFixture) -
         optimizer.step()
     assert "its attribute 'table' is a Tensor of shape [2] on cpu; accepted" in caplog.text
     assert torch.equal(parameter, torch.full((3,), 0.9))
+
+
+class Factor:
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Factored(torch.optim.Optimizer):
+    """SGD times a factor, which is no tensor and no number."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1.0})
+        self.factor = Factor(1.0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] = True
+                parameter.sub_(parameter.grad, alpha=self.factor.value)
+
+
+def test_an_object_at_the_address_of_a_freed_one_is_another() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = fxamp.compile_optimizer(Factored([parameter]), lowering="aot_eager")
+    assert isinstance(optimizer, Factored)
+    seen, reused = set(), 0
+    for at in range(4):
+        tries = [Factor(2.0**at)]
+        while id(tries[-1]) not in seen and len(tries) < 20_000:
+            tries.append(Factor(2.0**at))
+        reused += id(tries[-1]) in seen
+        optimizer.factor = tries[-1]
+        del tries
+        seen.add(id(optimizer.factor))
+        parameter.data.zero_()
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+        assert torch.equal(parameter, torch.full((3,), -(2.0**at)))
+    assert reused

@@ -1,6 +1,7 @@
 """Reduce a value to the properties that a trace depends on, hashable and comparable."""
 
-from collections.abc import Hashable
+import weakref
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -16,6 +17,31 @@ COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1, device="cpu")], lr=0.1))
 _LIFTED = "a number that the step reads when it runs"
 
 
+class _Identity:
+    """One object, by identity. It never equals another object, not even one that has a freed object's address.
+
+    The object is not kept alive, because it may lead to the optimizer; one that has no weak references is.
+    """
+
+    __slots__ = ("_address", "_object")
+
+    def __init__(self, value: Any) -> None:
+        self._address = id(value)
+        try:
+            self._object: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._object = lambda: value
+
+    def __hash__(self) -> int:
+        return self._address
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        own = self._object()
+        return isinstance(other, _Identity) and own is not None and own is other._object()
+
+
 def fingerprint(value: Any) -> Hashable:
     """Plain values by type and value, containers by items, tensors by :func:`tensor_properties`, others by identity."""
     if isinstance(value, Tensor):
@@ -26,7 +52,7 @@ def fingerprint(value: Any) -> Hashable:
         return (type(value), *map(fingerprint, value))
     if isinstance(value, dict):
         return (type(value), *((key, fingerprint(item)) for key, item in value.items()))
-    return (type(value), id(value))
+    return (type(value), _Identity(value))
 
 
 def tensor_properties(tensor: Tensor) -> Hashable:
