@@ -169,10 +169,11 @@ class CompiledOptimizer:
         if compiled is None:
             with compile_lock():
                 layout, compiled = self._compile_once(optimizer, layout, options, key)
-        # Drop the gradients; otherwise they would stay alive after the user drops them.
+        # Drop what each step reads anew: gradients would stay alive after the user drops them, and attributes and
+        # settings may lead to the optimizer.
         self._last[options] = _LastStep(
             Snapshot(optimizer).comparison(),
-            replace(layout, gradients=[]),
+            replace(layout, gradients=[], settings=[], attributes={}),
             layout.state_tensors(),
             layout.floats(),
             compiled,

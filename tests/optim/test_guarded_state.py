@@ -226,11 +226,19 @@ def test_a_gradient_that_is_dropped_is_freed() -> None:
     assert gradient() is None
 
 
-def test_an_optimizer_that_is_dropped_is_freed() -> None:
+@pytest.mark.parametrize("place", ["nowhere", "attribute", "setting"])
+def test_an_optimizer_that_is_dropped_is_freed(place: str) -> None:
+    """It may hold its schedule, which holds it."""
     ours, _ = pair("AdamW")
+    schedule = torch.optim.lr_scheduler.StepLR(ours.optimizer, 1)
+    if place == "attribute":
+        ours.optimizer.schedules = [schedule]  # type: ignore[attr-defined]
+    elif place == "setting":
+        ours.optimizer.param_groups[0]["schedule"] = schedule
     ours.run(SCENARIOS["clean"], steps=[0, 1])
+    assert compilations(ours) == 1
     optimizer = weakref.ref(ours.optimizer)
-    del ours
+    del ours, schedule
     gc.collect()
     assert optimizer() is None
 
