@@ -113,6 +113,26 @@ def train_uncompiled(rank: int, mode: str) -> dict[str, Any]:
     return {"skips": skips, "scales": scales, "weights": [p.detach() for p in model.parameters()]}
 
 
+def train_summing_by_hand(rank: int) -> dict[str, Any]:
+    """The loop sums the gradients itself, which autograd does not count as a write; each rank decides alone."""
+    torch._dynamo.reset()
+    net, scaler = Net(), make_scaler(2.0**10, ranks=None, graph_norm=True)
+    forward, optimizer = compile_scaled(net, scaler, "aot_eager"), torch.optim.SGD(net.parameters(), lr=0.1)
+    skips, norms = [], []
+    for iteration in range(2):
+        optimizer.zero_grad()
+        bad = (rank, iteration) == (BAD_RANK, BAD_ITERATION)
+        scaler.scale(forward(torch.full((4, 3), 1.0 + rank)).sum() * (1e36 if bad else 1.0)).backward()
+        gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        for gradient in gradients:
+            dist.all_reduce(gradient)
+        if iteration != BAD_ITERATION:
+            norms = [nn.utils.get_total_norm(gradients), scaler.clip_grad_norm_(optimizer, 1e-2)]
+        skips.append(scaler.step(optimizer, return_skipped=True).skipped)
+        scaler.update()
+    return {"skips": skips, "norms": norms, "weights": [p.detach() for p in net.parameters()]}
+
+
 def step_without_gradients(rank: int) -> str:
     """One rank without gradients takes part, and then refuses as it would alone."""
     parameter, own = torch.ones(2, requires_grad=True), make_scaler()
@@ -132,7 +152,7 @@ def work(mesh: DeviceMesh, cases: Sequence[str]) -> dict[str, Any]:
     dist._DEFAULT_FIRST_BUCKET_BYTES = 32
     results: dict[str, Any] = {name: train(rank, *CASES[name]) for name in cases}
     results |= {mode: train_uncompiled(rank, mode) for mode in MODES}
-    return results | {"without gradients": step_without_gradients(rank)}
+    return results | {"by hand": train_summing_by_hand(rank), "without gradients": step_without_gradients(rank)}
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +190,15 @@ def test_ranks_that_decide_alone_part(ranks: list[dict[str, Any]]) -> None:
     assert first["skips"] == [False] * ITERATIONS
     assert any(second["skips"])
     assert not torch.equal(first["weights"][0], second["weights"][0])
+
+
+def test_gradients_that_a_loop_sums_by_hand_are_read(ranks: list[dict[str, Any]]) -> None:
+    first, second = (results["by hand"] for results in ranks)
+    for results in (first, second):
+        expected, norm = results["norms"]
+        torch.testing.assert_close(norm, expected)
+        assert results["skips"] == [False, True]
+    assert all(map(torch.equal, first["weights"], second["weights"]))
 
 
 def test_a_rank_without_gradients_takes_part(ranks: list[dict[str, Any]]) -> None:

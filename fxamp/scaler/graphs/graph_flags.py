@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -64,7 +65,8 @@ class GraphFlags:
     any of them reported an overflow.
 
     A clean flag holds only for the gradient as the graph returned it. If the gradient changed since (summed with
-    another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again.
+    another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again. Where there are
+    several ranks, every gradient is: a collective, such as a loop's own all-reduce, writes to gradients unseen.
 
     A gradient that belongs to no parameter went on into an earlier graph or into eager code. Its flag counts for every
     optimizer: the overflow may be invisible later, for example after a hook that clamps.
@@ -172,7 +174,7 @@ class GraphFlags:
     def clean(self, gradients: Gradients) -> bool:
         """Whether the host knows that all backwards were finite, and that they returned ``gradients`` as they are."""
         own = gradients.gradients
-        return bool(own) and not self._backwards and not self._checked.changed(own, gradients.parameters)
+        return bool(own) and not self._backwards and not self._changed(own, gradients.parameters)
 
     def reports(self, group: GradientGroup, trusted: bool) -> list[Report]:
         """Return reports on the gradients of ``group``, with flags on its device.
@@ -182,7 +184,7 @@ class GraphFlags:
         """
         parameters = group.parameters
         trusted = trusted and self.attached
-        unread = self._checked.changed(group.as_they_are(), parameters) if trusted else [*range(len(parameters))]
+        unread = self._changed(group.as_they_are(), parameters) if trusted else [*range(len(parameters))]
         if not self._backwards:
             return [Report([parameters[at] for at in unread], None, unread)] if unread else []
         report = None if unread else self._whole(parameters, group.device)
@@ -194,7 +196,7 @@ class GraphFlags:
         It is known if every gradient is unchanged since a backward returned it, and those backwards returned no others.
         """
         own = gradients.gradients
-        if not self._squares or not gradients.plain or self._checked.changed(own, gradients.parameters):
+        if not self._squares or not gradients.plain or self._changed(own, gradients.parameters):
             return None
         squares = []
         for version, count in Counter(gradient._version for gradient in own).items():
@@ -210,6 +212,12 @@ class GraphFlags:
         self._checked.clear()
         self._squares.clear()
         self.scaled_losses = False
+
+    def _changed(self, gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> list[int]:
+        """Return the positions of the gradients that may not be as a backward returned them."""
+        if _several_ranks():
+            return [*range(len(parameters))]
+        return self._checked.changed(gradients, parameters)
 
     def _whole(self, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
         """Return the flags as backwards reported them, if these backwards had exactly ``parameters``, each once.
@@ -256,3 +264,8 @@ class GraphFlags:
         for table in self._tables.values():
             flags = torch.maximum(flags, moved(table.read(parameters), device))
         return flags.clamp(max=1)
+
+
+def _several_ranks() -> bool:
+    """Whether collectives may write to gradients, which does not raise their version."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

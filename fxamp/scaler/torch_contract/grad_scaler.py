@@ -72,7 +72,8 @@ class GradScaler(torch.amp.GradScaler):
             state, still runs on the host; the log says, once, why any other step does. Gradients in memory stay scaled
             unless ``unscale_`` is called.
         graph_norm: compiled backwards also sum the squares of their gradients, so that :meth:`clip_grad_norm_` does
-            not have to read them. Do not change gradients through ``.grad.data`` then: fxamp cannot detect it.
+            not have to read them. Do not change gradients through ``.grad.data`` then: fxamp cannot detect it. Where
+            torch.distributed has several ranks it reads them all the same, because collectives may have changed them.
         step_lowering: how compiled steps run: "inductor", or "aot_eager", op by op.
 
     Raises:
