@@ -8,6 +8,7 @@
    ``output.meta[KEPT_VALUES]`` describes for reports what happened to each memory.
 """
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +107,12 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
         return decided.reason
     if rule.keep is Keep.AS_IS:
         return rule.why
+    if (
+        memory.owner.target is operator.getitem
+        and memory.owner.args[1]
+        and "batch_norm" in str(producer(memory.owner).target)
+    ):
+        return "it is a statistic of a batch norm, whose dtype only the kernel knows"
     if rule.keep is Keep.RECOMPUTE:
         return "the partitioner saves it anyway"
     node = _packed_node(memory, rule)

@@ -99,7 +99,10 @@ class Packing:
 
     @property
     def has_signs(self) -> bool:
-        """Whether the codes alone show which values are positive, negative, zero or NaN; 8-bit integers have no NaN."""
+        """Whether the codes alone show which values are positive, negative, zero or NaN; 8-bit integers have no NaN.
+
+        A value below about 1/430,000 of its block's largest (2**-10 / 448 in float8_e4m3fn) counts as zero.
+        """
         return self.form in EIGHT_BITS and _CODES[self.form].dtype.is_floating_point
 
     @property

@@ -207,6 +207,39 @@ def test_under_inductor_the_forward_is_the_same_and_less_is_held() -> None:
         assert (after.gradients[name] - gradient).norm() <= 0.03 * gradient.norm(), name
 
 
+class Decaying(nn.Module):
+    """Its product reads a buffer that the forward doubles afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.rand(1, 8))
+        self.scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * (self.scale @ torch.eye(8))).sum()
+        self.scale.mul_(2.0)
+        return y
+
+
+def test_what_reads_a_buffer_that_the_forward_writes_is_not_recomputed() -> None:
+    gradients = []
+    for rules in ((), (Rule("again", keep="recompute", region="kept", ops=("mm",)),)):
+        torch.manual_seed(0)
+        model, x = Decaying(), torch.ones(4, 8, requires_grad=True)
+        model.compile(backend="fxamp", options={"policy": policy(*rules), "lowering": "aot_eager"})
+        model(x).backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+def test_the_statistics_of_a_batch_norm_are_not_packed() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.ReLU())
+    rule = Rule("all", keep="int8", region="kept", elements=">=1")
+    model.compile(backend="fxamp", options={"policy": policy(rule), "lowering": "aot_eager"})
+    model(torch.randn(40, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_an_overflow_stays_visible_to_a_scaler() -> None:
     """What overflows is kept as infinite, the gradients are not finite, and the scaler skips the step."""
     rule = Rule("all", keep="int8", region="kept", elements=f">={LEAST}")  # type: ignore[arg-type]
