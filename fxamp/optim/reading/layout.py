@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint, tensor_properties
+from fxamp.optim.reading.reachable import require_no_identities
 from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
 
 
@@ -149,6 +150,7 @@ class Layout:
         )
         return (
             tuple(tensor_properties(parameter) for parameter in self.parameters),
+            tuple(owner.requires_grad for owner in self.owners),
             tuple(None if gradient is None else tensor_properties(gradient) for gradient in self.gradients),
             tuple(
                 tuple((name, setting_fingerprint(value)) for name, value in group.items()) for group in self.settings
@@ -181,6 +183,8 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     sizes = tuple(len(group["params"]) for group in optimizer.param_groups)
     own = own_attributes(optimizer)
     _require_held(own, owners)
+    for held in (own, *settings):
+        require_no_identities(held, owners)
     return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes)
 
 

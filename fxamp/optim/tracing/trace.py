@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from fxamp.kernels.blockwise_8bit import BLOCK, SCALES
 from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
+from fxamp.optim.tracing.as_parameters import as_parameters
 from fxamp.optim.tracing.stand_ins import run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
@@ -116,10 +117,11 @@ def run_once(
     """
     remaining = iter(tensors)
     parameters = [next(remaining) for _ in layout.parameters]
-    for parameter, gradient in zip(parameters, layout.gradients, strict=True):
-        # Copies, so that a step that writes to the gradient does not change the gradient of the user or of the other
-        # run.
-        parameter.grad = None if gradient is None else next(remaining).clone()
+    as_parameters(parameters, layout.owners)
+    # Copies, so that a step that writes to the gradient does not change the gradient of the user or of the other run.
+    gradients = [None if gradient is None else next(remaining).clone() for gradient in layout.gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
     settings = with_values(layout.settings, iter(floats), remaining)
     attributes = {name: next(remaining) for name in layout.held_tensors()}
     owners = {id(p): stand_in for p, stand_in in zip(layout.parameters, parameters, strict=True)}
@@ -132,6 +134,8 @@ def run_once(
         if values:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = values
     after = run_on_stand_ins(optimizer, parameters, settings, layout.sizes, state, attributes)
+    if any(parameter.grad is not own for parameter, own in zip(parameters, gradients, strict=True)):
+        raise NotCompilableError("its step sets the grad of a parameter, to None or to another tensor")
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
     return parameters, named
 
