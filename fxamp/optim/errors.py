@@ -18,6 +18,10 @@ class MakesStateError(Exception):
     """A step creates state, which only the optimizer itself can do; the message says what. Never reaches the user."""
 
 
+class OtherWriteError(Exception):
+    """An op of a traced step would write to a tensor that the step was not given. Never reaches the user."""
+
+
 class explaining_failures:
     """Turn any exception of a trace into a NotCompilableError that names the line of the step's own code."""
 
@@ -33,6 +37,8 @@ def _reason(error: Exception) -> str:
     line = "".join(str(error).strip().splitlines()[:1])
     if isinstance(error, (GuardOnDataDependentSymNode, DataDependentOutputException)):
         return "it reads the value of a tensor on the host, as float(), .item() and if do; accepted: ops on the tensor"
+    if isinstance(error, OtherWriteError):
+        return "it writes to a tensor that is neither a parameter, a gradient, its state nor an attribute of it"
     if "FakeTensor" in line:
         return "it reads a tensor that is neither a parameter, a gradient, its state nor an attribute of it"
     return f"it cannot be traced: {type(error).__name__}: {line}"

@@ -24,6 +24,7 @@ from fxamp.kernels.blockwise_8bit import BLOCK, SCALES
 from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
+from fxamp.optim.tracing.no_writes import NoOtherWrites
 from fxamp.optim.tracing.stand_ins import run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
@@ -90,18 +91,21 @@ def fakes_of(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
 def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], Result]) -> Result:
     """Return the result of ``run`` on stand-ins for ``tensors``: meta tensors, which are cheap, or else fakes.
 
+    It has no effect on other tensors, or on the random numbers drawn later.
+
     Raises:
         NotCompilableError: it fails on fakes too.
     """
-    try:
-        with torch.no_grad(), explaining_failures():
-            return run([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors])
-    except NotCompilableError as error:
-        log.debug("not run on meta tensors: %s", error)
-    mode = fake_mode()
-    fakes = fakes_of(tensors, mode)
-    with mode, torch.no_grad(), explaining_failures():
-        return run(fakes)
+    with torch.random.fork_rng({tensor.device for tensor in tensors if tensor.is_cuda}):
+        try:
+            with torch.no_grad(), explaining_failures(), NoOtherWrites():
+                return run([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in tensors])
+        except NotCompilableError as error:
+            log.debug("not run on meta tensors: %s", error)
+        mode = fake_mode()
+        fakes = fakes_of(tensors, mode)
+        with mode, torch.no_grad(), explaining_failures(), NoOtherWrites():
+            return run(fakes)
 
 
 def run_once(
