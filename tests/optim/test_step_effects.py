@@ -1,5 +1,6 @@
 """Tracing a step has no effect: what the step changes besides parameters and state is as after the steps alone."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,93 @@ def test_tracing_draws_no_random_numbers() -> None:
         values.append((parameter.detach(), torch.rand(())))
     for actual, expected in zip(*values, strict=True):
         assert torch.equal(actual, expected)
+
+
+class Clock:
+    """Counts, in an attribute."""
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def tick(self) -> int:
+        self.time += 1
+        return self.time
+
+
+class Counting(torch.optim.Optimizer):
+    """Descends by a tenth of what ``count`` returns."""
+
+    def __init__(self, parameters: Any, held: Any, count: Callable[[Any], int]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.held, self.param_groups[0]["held"], self.count = held, {"inner": held}, count
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        factor = self.count(self)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] * factor)
+
+
+def of_object(optimizer: Any) -> int:
+    return int(optimizer.held.tick())
+
+
+def of_nested_dict(optimizer: Any) -> int:
+    optimizer.held["inner"]["time"] += 1
+    return int(optimizer.held["inner"]["time"])
+
+
+def of_group(optimizer: Any) -> int:
+    entry = optimizer.param_groups[0]["held"]["inner"]
+    entry["time"] = entry.get("time", 0) + 1
+    return int(entry["time"])
+
+
+def of_list(optimizer: Any) -> int:
+    optimizer.held.append(1)
+    return len(optimizer.held)
+
+
+def of_set(optimizer: Any) -> int:
+    optimizer.held.add(len(optimizer.held))
+    return len(optimizer.held)
+
+
+def of_method(optimizer: Any) -> int:
+    return int(optimizer.held())
+
+
+def of_iterator(optimizer: Any) -> int:
+    return int(next(optimizer.held))
+
+
+@pytest.mark.parametrize(
+    ("count", "make"),
+    [
+        (of_object, Clock),
+        (of_nested_dict, lambda: {"inner": {"time": 0}}),
+        (of_group, dict),
+        (of_list, list),
+        (of_set, set),
+        (of_method, lambda: Clock().tick),
+        (of_iterator, lambda: itertools.count(1)),
+    ],
+)
+def test_python_state_of_a_step_advances_once_a_step(count: Callable[[Any], int], make: Callable[[], Any]) -> None:
+    held, parameter = make(), nn.Parameter(torch.zeros(3))
+    optimizer = Counting([parameter], held, count)
+    trained(optimizer, "compiled")
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), -0.6))
+    assert optimizer.held is held and optimizer.param_groups[0]["held"]["inner"] is held
+    assert count(optimizer) == 4
+    (why,) = CompiledOptimizer.of(optimizer).reasons
+    assert "'held' holds" in why
+
+
+def test_objects_that_a_step_reads_alone_are_accepted() -> None:
+    parameter = nn.Parameter(torch.zeros(3))
+    optimizer = Counting([parameter], [Clock(), {"inner": [2]}], lambda optimizer: optimizer.held[1]["inner"][0])
+    trained(optimizer, "compiled")
+    torch.testing.assert_close(parameter.detach(), torch.full((3,), -0.6))
+    assert CompiledOptimizer.of(optimizer).compilations == 1

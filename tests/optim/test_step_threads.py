@@ -12,21 +12,17 @@ from torch import nn
 import fxamp
 
 
-class Visited(torch.optim.SGD):
-    """SGD that lets another thread run in the middle of its step."""
-
-    def __init__(self, parameters: Any, beside: Beside) -> None:
-        super().__init__(parameters, lr=0.1, momentum=0.9)
-        self._beside = beside
-
-    def step(self, closure: Any = None) -> Any:
-        self._beside.run()
-        return super().step(closure)
-
-
 def test_other_threads_do_not_notice_that_a_step_is_traced() -> None:
     beside, weight = Beside(), nn.Parameter(torch.ones(3))
-    optimizer = fxamp.compile_optimizer(Visited([weight], beside), lowering="aot_eager")
+
+    class Visited(torch.optim.SGD):
+        """SGD that lets another thread run in the middle of its step."""
+
+        def step(self, closure: Any = None) -> Any:
+            beside.run()
+            return super().step(closure)
+
+    optimizer = fxamp.compile_optimizer(Visited([weight], lr=0.1, momentum=0.9), lowering="aot_eager")
     for _ in range(2):
         weight.grad = torch.ones(3)
         optimizer.step()

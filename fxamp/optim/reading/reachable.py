@@ -14,10 +14,13 @@ from fxamp.optim.reading.fingerprint import PLAIN
 
 ITEMS = list, tuple, set, frozenset, deque
 _OPAQUE = (
-    *(Tensor, *PLAIN, type, ModuleType, FunctionType, BuiltinFunctionType),
+    *(Tensor, *PLAIN, torch.SymFloat, torch.SymInt, torch.SymBool),
+    *(type, ModuleType, FunctionType, BuiltinFunctionType),
     *(torch.optim.Optimizer, logging.Logger),
 )
 """Without state of their own, or with state that a step may change."""
+_INTERNAL = "torch._", "torch.fx.", "torch.distributed.", "fxamp."
+"""Modules whose objects are opaque too: they change what they cache when a step is traced."""
 
 
 class Held(NamedTuple):
@@ -43,7 +46,7 @@ def reachable(roots: Mapping[str, Any]) -> Iterator[Held]:
 
 def held_by(value: Any) -> Sequence[Any] | None:
     """Return the items of a container, or the attributes of an object; None if a step reads ``value`` alone."""
-    if isinstance(value, _OPAQUE):
+    if isinstance(value, _OPAQUE) or type(value).__module__.startswith(_INTERNAL):
         return None
     if isinstance(value, dict):
         return [*value, *value.values()]
@@ -52,7 +55,9 @@ def held_by(value: Any) -> Sequence[Any] | None:
     if isinstance(value, MethodType):
         return [value.__self__]
     attributes = getattr(value, "__dict__", None)
-    return list(attributes.values()) if isinstance(attributes, dict) else None
+    if isinstance(attributes, dict):
+        return list(attributes.values())
+    return [] if isinstance(value, Iterator) else None
 
 
 def require_no_identities(roots: Mapping[str, Any], owners: Collection[Tensor]) -> None:

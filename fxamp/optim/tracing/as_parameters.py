@@ -39,11 +39,11 @@ class _StandIn:
         super().__setattr__(name, value)
 
 
-class _PlainStandIn(_StandIn, Tensor):  # type: ignore[misc]
+class _PlainStandIn(_StandIn, Tensor):  # type: ignore[misc, override]
     pass
 
 
-class _FakeStandIn(_StandIn, FakeTensor):  # type: ignore[misc]
+class _FakeStandIn(_StandIn, FakeTensor):  # type: ignore[misc, override]
     pass
 
 

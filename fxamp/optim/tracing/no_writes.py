@@ -48,4 +48,4 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -1,16 +1,17 @@
 """Run an optimizer's own step on other tensors: replace its parameters, gradients and state, then restore them."""
 
-import copy
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fxamp.optim.errors import NotCompilableError
-from fxamp.optim.reading.fingerprint import fingerprint, own_attributes
+from fxamp.optim.reading.fingerprint import own_attributes
+from fxamp.optim.tracing.python_state import PythonState, alike
 from fxamp.torch_private import compile_lock, compiling_flag
 
 
@@ -68,41 +69,41 @@ def run_on_stand_ins(
     Raises:
         NotCompilableError: the step changes more than parameters and state.
     """
-    groups_of_stand_ins, at = [], 0
-    for size, settings in zip(sizes, groups, strict=True):
-        own = list(parameters[at : at + size])
-        groups_of_stand_ins.append({**settings, "params": own, **_device_step(settings)})
-        at += size
-    before = [dict(group) for group in groups_of_stand_ins]
+    remaining = iter(parameters)
+    groups_of_stand_ins = [
+        {**settings, "params": list(islice(remaining, size)), **_device_step(settings)}
+        for size, settings in zip(sizes, groups, strict=True)
+    ]
     with compile_lock():  # a second trace would restore the stand-ins of the first
-        attributes_before = {
-            name: copy.copy(value) if isinstance(value, (list, dict, set)) else value
-            for name, value in own_attributes(optimizer).items()
-        }
+        attributes_before = own_attributes(optimizer)
+        inside = PythonState(attributes_before, *groups_of_stand_ins, *state.values())
         vars(optimizer).update(attributes)
-        prints = {name: _identified(value) for name, value in own_attributes(optimizer).items()}
+        before = [own_attributes(optimizer), *map(dict, groups_of_stand_ins)]
         own_groups, own_state = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = groups_of_stand_ins, defaultdict(dict, state)
         try:
             with compiling_flag(), torch.no_grad():
                 plain_step(optimizer)(optimizer)
             result = dict(optimizer.state)
-            changed = [n for n, v in own_attributes(optimizer).items() if prints.get(n) != _identified(v)]
-            pairs = zip(before, groups_of_stand_ins, strict=True)
-            changed += [name for old, new in pairs for name in new if new[name] is not old.get(name)]
         finally:
+            changed = inside.restore()
+            after = [own_attributes(optimizer), *groups_of_stand_ins]
             optimizer.param_groups, optimizer.state = own_groups, own_state
             for name in own_attributes(optimizer):
                 if name not in attributes_before:
                     delattr(optimizer, name)
             vars(optimizer).update(attributes_before)
+    for old, new in zip(before, after, strict=True):
+        _require_same(old, new)
     if changed:
-        raise NotCompilableError(f"its step replaces {changed[0]!r}, which is neither a parameter nor state")
+        raise NotCompilableError(f"its step changes what {changed[0]!r} holds, which is neither a parameter nor state")
     return result
 
 
-def _identified(value: Any) -> Hashable:
-    return id(value) if isinstance(value, Tensor) else fingerprint(value)
+def _require_same(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    for name in {**before, **after}:
+        if name not in before or name not in after or not alike(before[name], after[name]):
+            raise NotCompilableError(f"its step replaces {name!r}, which is neither a parameter nor state")
 
 
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
