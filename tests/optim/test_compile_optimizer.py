@@ -87,6 +87,20 @@ def test_parameters_of_other_dtypes(dtype: torch.dtype) -> None:
     assert_equal_within_rounding(ours, theirs, wide)
 
 
+def test_a_float64_parameter_without_dimensions_steps_in_float64() -> None:
+    values = []
+    for compiled in (True, False):
+        parameter = nn.Parameter(torch.tensor(1.0, dtype=torch.float64))
+        optimizer = torch.optim.AdamW([parameter], lr=0.1)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+        for step in range(4):
+            give_gradients([parameter], step)
+            optimizer.step()
+        values.append(parameter.detach())
+    torch.testing.assert_close(*values, rtol=1e-14, atol=0.0)
+
+
 @pytest.mark.inductor
 def test_inductor_compiles_one_program_for_all_shapes() -> None:
     ours, theirs = parameters(), parameters()

@@ -133,7 +133,8 @@ def run_once(
     state = {}
     for owner, entry in layout.state.items():
         values = {name: next(remaining) if isinstance(value, Tensor) else value for name, value in entry.items()}
-        if wide and isinstance(owner, Tensor) and owner.dim():
+        # A 0-dim float32 parameter's state is 0-dim and float32 too, but no counter.
+        if wide and isinstance(owner, Tensor) and (owner.dim() or owner.dtype is torch.float64):
             values = {name: _widened(value) for name, value in values.items()}
         if values:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = values
