@@ -112,3 +112,30 @@ def test_a_parameter_may_be_frozen_later() -> None:
         optimizer.step()
         torch.testing.assert_close(parameter.detach(), torch.full((4,), value))
     assert CompiledOptimizer.of(optimizer).compilations == 2
+
+
+class Choosing(torch.optim.Optimizer):
+    """Descends, except for frozen parameters and at a learning rate of 0."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and group["lr"] != 0:
+                    parameter.sub_(parameter.grad, alpha=group["lr"])
+
+
+def test_a_guarded_step_may_leave_parameters_as_they_are() -> None:
+    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3), requires_grad=False)]
+    optimizer = Choosing(parameters, {"lr": 0.0})
+    scaler = fxamp.GradScaler("cpu", 1.0, skip="device", step_lowering="aot_eager")
+    scaler.scale(torch.zeros(()))
+    for rate, value in (0.0, 0.0), (0.5, -0.5), (0.25, -0.75):
+        optimizer.param_groups[0]["lr"] = rate
+        for parameter in parameters:
+            parameter.grad = torch.ones(3)
+        scaler.step(optimizer)
+        scaler.update()
+        torch.testing.assert_close(parameters[0].detach(), torch.full((3,), value))
+        assert torch.equal(parameters[1], torch.zeros(3))
+    assert CompiledOptimizer.of(optimizer).reasons == ()

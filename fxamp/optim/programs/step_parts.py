@@ -19,7 +19,7 @@ from fxamp.optim.precision.state_precision import packed_state, pass_for, requir
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
 from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout
-from fxamp.optim.tracing.trace import Traced, fakes_of, flat_fakes, trace_step, wide_fakes
+from fxamp.optim.tracing.trace import Traced, changes_nothing, fakes_of, flat_fakes, trace_step, wide_fakes
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)
@@ -99,9 +99,14 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
     kinds = []
     for kind in parameters.kinds:
         try:
-            kinds.append(_program_alone(optimizer, layout, kind, options))
+            use = _program_alone(optimizer, layout, kind, options)
         except NotCompilableError as error:
             parameters.exclude(kind.members, str(error))
+            continue
+        if changes_nothing(use.traced.module):
+            yield _idle(use.traced)
+        else:
+            kinds.append(use)
     for uses in group_by_program(kinds, layout):
         try:
             step = _kind_step(layout, uses, options)
@@ -119,7 +124,14 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
     if rest:
         own = layout.only(rest)
         index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
-        yield lower_step(best_trace(optimizer, own, options), options, [index[id(t)] for t in own.tensors()])
+        traced = best_trace(optimizer, own, options)
+        places = [index[id(t)] for t in own.tensors()]
+        yield _idle(traced) if changes_nothing(traced.module) else lower_step(traced, options, places)
+
+
+def _idle(traced: Traced) -> WholeStep:
+    """Return the step of parameters that the optimizer leaves as they are with settings for which the trace serves."""
+    return WholeStep(lambda *_: None, traced, ())
 
 
 def _program_alone(

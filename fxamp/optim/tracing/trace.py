@@ -306,10 +306,15 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
     gm.recompile()
 
 
-def _is_unchanged(value: Any, node: torch.fx.Node) -> bool:
-    copies = (torch.ops.aten.clone.default, torch.ops.aten.alias.default)
+def changes_nothing(gm: GraphModule) -> bool:
+    """Whether a step's graph writes to each of its inputs what is there already."""
+    return all(_is_unchanged(node.args[1], node.args[0]) for node in gm.graph.nodes if _writes(node))
+
+
+def _is_unchanged(value: Any, node: Any) -> bool:
+    copies = {torch.ops.aten.clone.default: 0, torch.ops.aten.alias.default: 0, torch.ops.aten.copy.default: 1}
     while isinstance(value, torch.fx.Node) and value is not node and value.target in copies:
-        value = value.args[0]
+        value = value.args[copies[value.target]]
     return value is node
 
 
