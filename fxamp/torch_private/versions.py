@@ -35,6 +35,7 @@ EVERYWHERE = {
     "torch._scaled_mm": ">=2.11",
     "torch._subclasses.fake_tensor.FakeTensor": ">=2.11",
     "torch._subclasses.fake_tensor.FakeTensorMode": ">=2.11",
+    "torch._subclasses.fake_tensor.is_fake": ">=2.11",
     "torch._sym_sqrt": ">=2.11",
     "torch.amp.autocast_mode._enter_autocast": ">=2.11",
     "torch.amp.autocast_mode._exit_autocast": ">=2.11",
