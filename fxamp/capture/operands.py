@@ -24,11 +24,11 @@ def part_operands(node: Node, mode: FakeTensorMode) -> None:
 
     ``mode`` owns the values. Bodies that write keep their operands, because a write to a copy would be lost.
     """
-    if not isinstance(node.target, HigherOrderOperator) or node.target._name not in _REFUSING:
-        return
-    if not is_functional(node):
+    refusing = isinstance(node.target, HigherOrderOperator) and node.target._name in _REFUSING
+    if not (refusing and is_functional(node)):
         return
     seen: set[Node] = set()
+    before = node.args, node.kwargs
 
     def operand(source: Node) -> Node:
         if source not in seen or not isinstance(source.meta.get("val"), Tensor):
@@ -44,5 +44,6 @@ def part_operands(node: Node, mode: FakeTensorMode) -> None:
 
     first, *others = node.args  # the predicate, or a body
     node.args, node.kwargs = (first, *map_arg(others, operand)), map_arg(node.kwargs, operand)
-    owner: Any = node.graph.owning_module
-    owner.recompile()
+    if (node.args, node.kwargs) != before:
+        owner: Any = node.graph.owning_module
+        owner.recompile()

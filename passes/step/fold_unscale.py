@@ -41,8 +41,8 @@ class FoldUnscale(Pass[Context]):
         names = [name for name, asked in ((INVERSE, self.scaled), (COEFFICIENT, self.clipped)) if asked]
         if not (names and marked) or any(node.target in names for node in inputs):
             return Result(0)
-        bare, device = gradients(gm), marked[0].meta["val"].device
-        writer = GraphWriter(gm.graph, context.mode)
+        bare = [node for node in marked if node.users]
+        writer, device = GraphWriter(gm.graph, context.mode), marked[0].meta["val"].device
         factors = [writer.input(name, dtype=torch.float32, device=device) for name in names]
         first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         for gradient in bare:
