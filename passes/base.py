@@ -47,7 +47,8 @@ class CastContext(Context):
     in the program's autocast regions, and this is the dtype of regions that name none. ``lstm_kernel``: nn.LSTM may use
     oneDNN's kernel, as in eager mode; AOTAutograd cannot trace that kernel's backward. ``narrow_outputs``: outputs that
     were captured in 16 bits are returned in that dtype, because the program continues with them. ``ended``: the reason
-    for the graph break that ended the graph, if there was one.
+    for the graph break that ended the graph, if there was one. ``any_attention_kernel``: attention may run in another
+    kernel than eager mode chooses for the captured call, which rounds differently.
     """
 
     policy: Policy
@@ -57,6 +58,7 @@ class CastContext(Context):
     lstm_kernel: bool = True
     narrow_outputs: bool = True
     ended: str = ""
+    any_attention_kernel: bool = False
 
     @property
     def lower(self) -> torch.dtype:

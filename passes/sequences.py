@@ -18,6 +18,7 @@ from fxamp.passes.forward.keep_autocast import KeepAutocast
 from fxamp.passes.forward.restore_outputs import RestoreOutputs
 from fxamp.passes.forward.scale_linear_losses import ScaleLinearLosses
 from fxamp.passes.forward.scale_products import ScaleProducts
+from fxamp.passes.forward.simplify_masks import SimplifyMasks
 from fxamp.passes.partition.add_in_place import AddInPlace
 from fxamp.passes.partition.overlap_copies import OverlapCopies
 from fxamp.passes.step.drop_copies import DropCopies
@@ -34,6 +35,7 @@ FORWARD: PassSequence[CastContext] = PassSequence(
     "forward",
     (
         DropResults(),
+        SimplifyMasks(),
         ExpandComposites(),
         AnnotateRules(),
         InsertCasts(),

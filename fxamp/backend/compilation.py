@@ -90,6 +90,7 @@ class GraphCompilation:
             # tensors.
             narrow_outputs=bool(self._ended) or any(map(_is_narrow, self._inputs)),
             ended=self._ended,
+            any_attention_kernel=self._options.lowering == "inductor",
         )
         return cast_graph(captured, context)
 

@@ -89,5 +89,12 @@ from fxamp.torch_private.tensors import (
     real_object,
     set_version,
 )
-from fxamp.torch_private.tracing import compile_lock, compiling_flag, make_fx, replace_tracing_mode, without_autocast
+from fxamp.torch_private.tracing import (
+    compile_lock,
+    compiling_flag,
+    make_fx,
+    replace_tracing_mode,
+    without_autocast,
+    without_fake_mode,
+)
 from fxamp.torch_private.wrappers import running_wrapper

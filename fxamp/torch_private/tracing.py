@@ -7,6 +7,7 @@ from types import MethodType
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import _MakefxTracer
 
@@ -110,3 +111,8 @@ def compiling_flag(everywhere: bool = False) -> Iterator[None]:
 def without_autocast() -> AbstractContextManager[Any]:
     """Disable autocast for every device inside; restore it on exit. Breaks loudly."""
     return torch._C._DisableAutocast()
+
+
+def without_fake_mode() -> AbstractContextManager[Any]:
+    """Compute real tensors inside, also where a fake mode is on. Breaks loudly."""
+    return unset_fake_temporarily()

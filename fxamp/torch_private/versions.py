@@ -132,6 +132,7 @@ HERE = {
     "torch._ops": ">=2.11",
     "torch._ops._higher_order_ops": ">=2.11",
     "torch._subclasses.fake_tensor.DataDependentOutputException": ">=2.11",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": ">=2.11",
     "torch.autograd.Variable._execution_engine": ">=2.11",
     "torch.autograd.graph._engine_run_backward": ">=2.11",
     "torch.compiler._is_compiling_flag": ">=2.11",

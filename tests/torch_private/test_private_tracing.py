@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.oracles.beside_threads import Beside
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 
 from fxamp import torch_private as private
@@ -46,6 +47,13 @@ def test_make_fx_records_what_torchs_does_and_nobody_notices() -> None:
         )(*inputs)
         assert ours.code == theirs.code
         assert all(map(torch.equal, ours(*inputs), theirs(*inputs)))
+
+
+def test_real_tensors_are_computed_beside_a_fake_mode() -> None:
+    with FakeTensorMode():
+        with private.without_fake_mode():
+            assert torch.ones(2).add(1).tolist() == [2, 2]
+        assert isinstance(torch.ones(2), FakeTensor)
 
 
 def test_the_compiling_flag_is_set_and_given_back() -> None:

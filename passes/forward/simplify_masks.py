@@ -1,0 +1,129 @@
+"""simplify-masks: remove attention masks that are the same in every step.
+
+transformers computes its masks from sizes alone while torch.compile traces, where eager mode passes none or
+``is_causal``. Such a mask rules flash attention out, and one with a stride of zero the memory-efficient kernel too, so
+that attention runs as float32 products. A mask that no input decides is evaluated while the graph is compiled:
+
+1. One that masks nothing is removed.
+2. One that is causal becomes ``is_causal=True``: of a square of scores, it keeps those on and below the diagonal.
+
+Both are what ``scaled_dot_product_attention`` documents. Other kernels round differently, so the pass runs only where
+the context allows any kernel.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from fxamp.graph import AliasSets, all_graphs, argument, base_name, is_pure, set_argument, tensor_value
+from fxamp.passes.base import CastContext, GraphwisePass
+from fxamp.torch_private import without_fake_mode
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+#: The most elements of a value on the way to a mask: 8192 queries and as many keys.
+MOST_ELEMENTS = 2**26
+
+#: Ops whose results hold what the memory held before.
+_UNINITIALIZED = ("aten::empty", "aten::new_empty")
+
+
+@dataclass(frozen=True)
+class SimplifyMasks(GraphwisePass[CastContext]):
+    """Requires values on all nodes; ensures that no call has both a mask and ``is_causal``."""
+
+    name = "simplify-masks"
+    counted = "masks"
+
+    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
+        if not context.any_attention_kernel:
+            return 0
+        memory = AliasSets(gm.graph)
+        simplified = 0
+        calls = _masked(gm)
+        for mask in dict.fromkeys(argument(call, "attn_mask") for call in calls):
+            keeps = _kept_scores(mask, memory)
+            if keeps is not None:
+                simplified += sum(_simplify(call, keeps) for call in calls if argument(call, "attn_mask") is mask)
+        if simplified:
+            gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
+        return simplified
+
+    def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
+        both = [call.name for graph in all_graphs(gm) for call in _masked(graph) if argument(call, "is_causal")]
+        return f"attention with a mask and is_causal: {', '.join(both)}" if both else None
+
+
+def _masked(gm: GraphModule) -> list[Node]:
+    calls = gm.graph.find_nodes(op="call_function", target=ATTENTION)
+    return [call for call in calls if argument(call, "attn_mask") is not None]
+
+
+def _simplify(call: Node, keeps: Tensor) -> bool:
+    """Remove the mask of a call; return whether that is possible. ``keeps``: bool, which scores the mask keeps."""
+    query, key = (tensor_value(argument(call, name)) for name in ("query", "key"))
+    if argument(call, "is_causal") or query is None or key is None:
+        return False
+    sizes = query.shape[-2], key.shape[-2]
+    if not keeps.all():
+        square = torch.ones(keeps.shape[-2:], dtype=torch.bool, device="cpu").tril()
+        if sizes[0] != sizes[1] or keeps.shape[-2:] != sizes or not torch.equal(keeps, square.expand_as(keeps)):
+            return False
+        set_argument(call, "is_causal", True)
+    set_argument(call, "attn_mask", None)
+    return True
+
+
+def _kept_scores(mask: Node, memory: AliasSets) -> Tensor | None:
+    """Return which scores a mask keeps, as a bool tensor of its shape on the CPU; None if inputs may decide."""
+    calls = _constant_calls(mask, memory)
+    if calls is None:
+        return None
+    with without_fake_mode(), torch.no_grad():
+        value = _evaluated(calls)
+        if value.dtype is torch.bool:
+            return value
+        keeps = value == 0
+        return keeps if bool((keeps | (value == -torch.inf)).all()) else None
+
+
+def _constant_calls(mask: Node, memory: AliasSets) -> list[Node] | None:
+    """Return the calls that compute ``mask``, in order, if they read only constants and their values are small."""
+    needed, ahead = {mask}, [mask]
+    while ahead:
+        node = ahead.pop()
+        if not _is_constant(node) or memory.mutated(node):
+            return None
+        ahead += [source for source in node.all_input_nodes if source not in needed]
+        needed.update(node.all_input_nodes)
+    return [node for node in mask.graph.nodes if node in needed]
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether the node computes a value of fixed size from its operands alone."""
+    value = node.meta.get("val")
+    if not is_pure(node) or not base_name(node).startswith("aten::") or base_name(node).startswith(_UNINITIALIZED):
+        return False
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return False
+    return value.numel() <= MOST_ELEMENTS
+
+
+def _evaluated(calls: list[Node]) -> Tensor:
+    """Run the calls on the CPU and return the value of the last one."""
+    values: dict[Node, Any] = {}
+
+    def real(part: Any) -> Any:
+        if isinstance(part, Node):
+            return values[part]
+        return torch.device("cpu") if isinstance(part, torch.device) else part
+
+    for call in calls:
+        assert callable(call.target)
+        values[call] = call.target(*map_aggregate(call.args, real), **map_aggregate(call.kwargs, real))
+    result: Tensor = values[calls[-1]]
+    return result
