@@ -1,8 +1,9 @@
 """The same work as ops for compiled graphs: functional, opaque to Inductor, with flags as an output.
 
 Inductor cannot lower an op that changes its arguments and returns a list, and traced Triton kernels need a GPU driver
-while a graph is captured. A functional ``custom_op`` needs neither, and works in forward and backward graphs under
-every lowering. In a graph they are ``torch.ops.fxamp.check_unscale.default`` and so on.
+while a graph is captured. A functional op needs neither, and works in forward and backward graphs under every lowering.
+In a graph they are ``torch.ops.fxamp.check_unscale.default`` and so on. ``torch.library.custom_op`` would compare the
+memory of all tensors at each call, which takes the host as long as the work itself.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,13 @@ from torch import Tensor
 from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.kernels.per_device import perform_everywhere
 
+_LIBRARY = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ARGUMENTS = "(Tensor[] gradients, Tensor inv_scale, ScalarType? dtype=None)"
+_LIBRARY.define(f"check_unscale{_ARGUMENTS} -> (Tensor[], Tensor)")  # type: ignore[no-untyped-call]
+_LIBRARY.define(f"check_unscale_norm{_ARGUMENTS} -> (Tensor[], Tensor, Tensor)")  # type: ignore[no-untyped-call]
 
-@torch.library.custom_op("fxamp::check_unscale", mutates_args=())
+
+@torch.library.impl(_LIBRARY, "check_unscale", "CompositeExplicitAutograd")
 def check_unscale(
     gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], Tensor]:
@@ -34,12 +40,12 @@ def check_unscale(
     return true, flags
 
 
-@check_unscale.register_fake
+@torch.library.register_fake("fxamp::check_unscale", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None) -> tuple[list[Tensor], Tensor]:
     return _outputs(gradients, inv_scale, dtype)
 
 
-@torch.library.custom_op("fxamp::check_unscale_norm", mutates_args=())
+@torch.library.impl(_LIBRARY, "check_unscale_norm", "CompositeExplicitAutograd")
 def check_unscale_norm(
     gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -54,7 +60,7 @@ def check_unscale_norm(
     return true, flags, norm
 
 
-@check_unscale_norm.register_fake
+@torch.library.register_fake("fxamp::check_unscale_norm", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(
     gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor]:

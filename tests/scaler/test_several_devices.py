@@ -19,6 +19,7 @@ from fxamp.optim.gradients import GradientGroup, Gradients
 from fxamp.optim.shards import WHOLE
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.torch_contract.rank_agreement import agree
+from fxamp.scaler.torch_contract.step_outcomes import MOST_OUTCOMES, Outcomes
 
 INF = float("inf")
 #: The exact arithmetic of powers of two: no order of additions rounds.
@@ -176,3 +177,19 @@ def test_a_gpu_that_is_late(bad: str | None, max_norm: float | None) -> None:
     where = home if bad == "cuda" else HOST if bad == "cpu" else None
     ours = trained(scaler, home, (home, HOST), where, max_norm)
     torch.testing.assert_close(ours, reference(bad is not None, 2, max_norm))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_outcomes_that_nobody_asks_for() -> None:
+    """The last ones are kept, in memory that is reused."""
+    outcomes, flags = Outcomes(), [float(at % 3 == 0) for at in range(MOST_OUTCOMES + 50)]
+    for flag in flags:
+        outcomes.record(torch.tensor(flag, device="cuda"), torch.device("cuda", 0))
+    torch.cuda.synchronize()
+    assert outcomes.poll() == [not flag for flag in flags[-MOST_OUTCOMES:]]
+    outcomes.record(torch.tensor(1.0, device="cuda"), torch.device("cuda", 0))
+    torch.cuda.synchronize()
+    assert outcomes.poll() == [False]
+    assert outcomes.skipped_steps == sum(flags) + 1
+    assert outcomes.stepped is not None and not outcomes.stepped

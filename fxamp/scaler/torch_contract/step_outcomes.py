@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class Outcomes:
         self._stepped: Tensor | None = None
         self._written: bool | None = None  # to _stepped, by the host
         self._queue: deque[bool | _Travelling] = deque(maxlen=MOST_OUTCOMES)
+        self._arrivals = torch.empty(0, dtype=torch.bool, device="cpu")  # pinned, with a place for each in the queue
+        self._places = count()
 
     def record(self, skipped: bool | Tensor, device: torch.device) -> None:
         """Record a step's outcome: a bool, or a 0-dim tensor that is nonzero for a skip."""
@@ -52,30 +55,40 @@ class Outcomes:
             self._queue.append(not skipped)
             return
         self._written = None
-        self._count(skipped)
+        overflowed = skipped != 0
+        self._count(overflowed)
         with on_device(device):
-            self._queue_outcome(skipped, self._stepped)
+            self._queue_outcome(overflowed, self._stepped)
 
     def _count(self, skipped: Tensor) -> None:
         if self._skipped_on_device is None or self._skipped_on_device.device != skipped.device:
             self._skipped_steps = self.skipped_steps
             self._skipped_on_device = torch.zeros((), dtype=torch.int64, device=skipped.device)
         # Add in place: a replayed CUDA graph adds to the same memory.
-        self._skipped_on_device.add_(skipped.ne(0))
+        self._skipped_on_device.add_(skipped)
 
     def _queue_outcome(self, skipped: Tensor, stepped: Tensor) -> None:
         # Write in place: a replayed CUDA graph writes to the memory that the user holds.
-        copy_across_(stepped, skipped == 0)
+        if skipped.device == stepped.device:
+            torch.logical_not(skipped, out=stepped)
+        else:
+            copy_across_(stepped, ~skipped)
         if stepped.device.type != "cuda":
             self._queue.append(_Travelling(stepped.to("cpu", copy=True), None))
             return
         if torch.cuda.is_current_stream_capturing():
             return
-        host = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+        host = self._place()
         host.copy_(stepped, non_blocking=True)  # read once the event says that it has arrived
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         self._queue.append(_Travelling(host, event))
+
+    def _place(self) -> Tensor:
+        """Return pinned memory for an outcome, 0-dim bool; it is reused when the outcome has left the queue."""
+        if not len(self._arrivals):
+            self._arrivals = torch.empty(MOST_OUTCOMES, dtype=torch.bool, device="cpu", pin_memory=True)
+        return self._arrivals[next(self._places) % MOST_OUTCOMES]
 
     @property
     def skipped_steps(self) -> int:
