@@ -62,8 +62,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, offsets: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(rows, weight, offsets)
-        ctx.recipe = recipe
+        of_rows, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(rows if of_weight else None, weight if of_rows else None, offsets)
+        ctx.dtypes, ctx.row_major, ctx.recipe = (rows.dtype, weight.dtype), weight.stride(-1) == 1, recipe
         left, right = RECIPES[recipe].output
         experts = _quantize_experts(weight.transpose(1, 2), right)
         return multiply_rows(quantize(rows, left), experts, offsets).to(dtype)
@@ -77,16 +78,15 @@ class _Product(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 left, right = RECIPES[ctx.recipe].input_gradient
                 experts = _quantize_experts(weight, right)
-                of_rows = multiply_rows(quantize(gradient, left), experts, offsets).to(rows.dtype)
+                of_rows = multiply_rows(quantize(gradient, left), experts, offsets).to(ctx.dtypes[0])
             if ctx.needs_input_grad[1]:
-                of_weight = _weight_gradient(gradient, rows, weight, offsets, ctx.recipe).to(weight.dtype)
+                of_weight = _weight_gradient(gradient, rows, ctx.row_major, offsets, ctx.recipe).to(ctx.dtypes[1])
         return without_derivative(of_rows), without_derivative(of_weight), None, None, None
 
 
-def _weight_gradient(gradient: Tensor, rows: Tensor, weight: Tensor, offsets: Tensor, recipe: Recipe) -> Tensor:
+def _weight_gradient(gradient: Tensor, rows: Tensor, row_major: bool, offsets: Tensor, recipe: Recipe) -> Tensor:
     """``[experts, K, N]`` in bfloat16, row-major or column-major as the weight is."""
     operands = RECIPES[recipe].weight_gradient
-    row_major = weight.stride(-1) == 1
     if operands is None:
         factors = gradient.bfloat16(), rows.bfloat16()
         left, right = factors[::-1] if row_major else factors

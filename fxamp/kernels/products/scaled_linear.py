@@ -6,8 +6,10 @@ that compute the values, and choose what to save for the backward. Its recipes m
 1. The operands are quantized as the recipe says (``quantize``). The weight's gradient, which sums over rows, pads them
    with zeros.
 2. The backward quantizes weights again, so that no 8-bit copies of them are saved (pytorch #141881).
-3. A second derivative raises: products of rounded values have none.
-4. Gradients in 4 bits are rounded stochastically, reproducibly under ``torch.manual_seed``; see ``float4``.
+3. Each operand is saved only if the other one needs a gradient, as eager mode's linear does: a program may write to the
+   input of a frozen layer.
+4. A second derivative raises: products of rounded values have none.
+5. Gradients in 4 bits are rounded stochastically, reproducibly under ``torch.manual_seed``; see ``float4``.
 """
 
 from typing import Any
@@ -62,8 +64,9 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(input, weight)
-        ctx.recipe, ctx.dtype = recipe, dtype
+        of_input, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(input if of_weight else None, weight if of_input else None)
+        ctx.dtypes, ctx.recipe, ctx.dtype = (input.dtype, weight.dtype), recipe, dtype
         product = output_product(_rows(input), weight, recipe, dtype)
         return product.reshape(*input.shape[:-1], weight.shape[0])
 
@@ -75,9 +78,9 @@ class _Product(torch.autograd.Function):
         with torch.no_grad():
             if ctx.needs_input_grad[0]:
                 of_input = input_gradient(_rows(gradient), weight, ctx.recipe, ctx.dtype)
-                of_input = of_input.reshape(input.shape).to(input.dtype)
+                of_input = of_input.reshape(*gradient.shape[:-1], weight.shape[1]).to(ctx.dtypes[0])
             if ctx.needs_input_grad[1]:
-                of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(weight.dtype)
+                of_weight = weight_gradient(_rows(gradient), _rows(input), ctx.recipe, ctx.dtype).to(ctx.dtypes[1])
         return without_derivative(of_input), without_derivative(of_weight), None, None
 
 
