@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
+from fxamp.graph.scope import Scope
 from fxamp.kernels.linear_cross_entropy import CHUNKED, WITH_LOG_SUMS
 from fxamp.kernels.loss_chunks import Gradients
 from fxamp.passes.base import CastContext, Pass, Result
@@ -99,7 +100,7 @@ def _as(node: Node, result: Node, writer: GraphWriter, why: str) -> Node:
 def _decision(match: LinearLoss, context: CastContext) -> Decision:
     """Return the decision for the chunked loss: by the fp8 rule if its products run in fp8, else by the chunk rule."""
     in_fp8 = asked_in_fp8(match.linear)
-    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8, context, {})
+    why = "" if in_fp8 is None else why_16_bits(match.linear, in_fp8, context, Scope(match.linear.graph))
     reason = f"{match.chunks} chunks; {match.rule.why}"
     if in_fp8 is not None and not why:
         return replace(in_fp8, reason=f"{reason} {in_fp8.reason}")

@@ -8,11 +8,13 @@
    operand of ``linear`` always counts as one.
 3. A product that the kernels do not support stays in 16 bits, and its decision says why. A recipe is data: the pass
    reads its sizes, and passes its name to the op.
+4. So does a product in code with gradients whose weight the program writes to. The op saves the weight itself, where a
+   product in 16 bits saves a copy, the cast; autograd refuses what was written to since. And a compiled backward
+   quantizes the weight anew, from an input of the graph: what was written to it before the product would count twice.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -21,6 +23,7 @@ import fxamp.kernels.products  # noqa: F401 (registers the ops)
 from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, op_name, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order_ops import autograd_function, bodies
+from fxamp.graph.scope import Scope
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
@@ -45,8 +48,9 @@ class ScaleProducts(Pass[CastContext]):
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         if not context.policy.has_fp8:
             return Result(0)
+        gradients = torch.is_grad_enabled() and any(map(_learns, gm.graph.nodes))
         with context.computing():
-            scaled = _scale(gm, context, {})
+            scaled = _scale(gm, context, Scope(gm.graph, gradients))
         return Result(scaled, {"scaled": scaled})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
@@ -83,24 +87,30 @@ def asked_in_fp8(node: Node) -> Decision | None:
     return None if choice.lower is None or applied else choice
 
 
-def _scale(gm: GraphModule, context: CastContext, outer: Mapping[Node, Any]) -> int:
-    """Replace the products of one graph. ``outer``: what the inputs of a body are bound to."""
+def _learns(node: Node) -> bool:
+    """Whether ``node`` is an input or a constant that needs a gradient."""
+    value = tensor_value(node)
+    return node.op in ("placeholder", "get_attr") and value is not None and value.requires_grad
+
+
+def _scale(gm: GraphModule, context: CastContext, scope: Scope) -> int:
+    """Replace the products of one graph, whose scope is ``scope``."""
     scaled = 0
     for node in list(gm.graph.nodes):
         choice = asked_in_fp8(node)
         if choice is not None:
-            why = why_16_bits(node, choice, context, outer)
+            why = why_16_bits(node, choice, context, scope)
             if why:
                 keep_out_of_fp8(node, why)
             else:
                 _replace(node, choice, context)
                 scaled += 1
         for body in bodies(node):
-            inputs = body.module.graph.find_nodes(op="placeholder")
-            scaled += _scale(body.module, context, {**outer, **dict(zip(inputs, body.operands, strict=True))})
+            scaled += _scale(body.module, context, scope.inside(node, body))
         function = autograd_function(node)
         if function is not None:
-            scaled += sum(_scale(part.module, context, outer) for part in (function.forward, function.backward))
+            for part in (function.forward.module, function.backward.module):
+                scaled += _scale(part, context, Scope(part.graph, gradients=False))
     return scaled
 
 
@@ -133,8 +143,8 @@ _PRODUCTS: Mapping[str, Callable[[Node], Operands]] = {
 }
 
 
-def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mapping[Node, Any]) -> str:
-    """Return why the product cannot run as decided, or "". ``outer``: what the inputs of a body are bound to."""
+def why_16_bits(node: Node, choice: Decision, context: CastContext, scope: Scope) -> str:
+    """Return why the product, a node of the graph of ``scope``, cannot run as decided, or ""."""
     if op_name(node).removesuffix(".default") not in _PRODUCTS:
         return "it names its dtype"
     operands = operands_of(node)
@@ -148,7 +158,7 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
         return "the first operand is a vector"
     if weight.dim() == 3 and operands.offsets is None and input.shape[:-2] != weight.shape[:1]:
         return f"it multiplies {weight.shape[0]} matrices by a tensor of {input.dim()} dimensions"
-    if not (operands.transposed or _is_weight(operands.weight, outer)):
+    if not (operands.transposed or _is_weight(operands.weight, scope)):
         return "the second operand is not a weight: the program computes it"
     if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
         return "it scales its operands by alpha or beta"
@@ -163,6 +173,8 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, outer: Mappi
         return "no rule of the policy is for products of experts"
     if weight.dim() == 3 and not recipe.grouped:
         return f"products of experts do not take the scales of {choice.rule.recipe}"
+    if scope.has_gradients(node) and scope.writes_to(before_cast(operands.weight)):
+        return "the program writes to its weight"
     return _wrong_sizes(input, weight, recipe.multiple)
 
 
@@ -179,15 +191,16 @@ def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor, multiple: int) -> st
     return ""
 
 
-def _is_weight(node: Node, outer: Mapping[Node, Any]) -> bool:
+def _is_weight(node: Node, scope: Scope) -> bool:
     """Whether ``node`` is an input of the program that is a leaf, or a constant; or a view or cast of one."""
     while node.op not in ("placeholder", "get_attr"):
         passes_on = is_view(node) or node.target in CONVERSIONS or node.target is aten.contiguous.default
         if not passes_on or not isinstance(node.args[0], Node):
             return False
         node = node.args[0]
-    if node in outer:
-        return isinstance(outer[node], Node) and _is_weight(outer[node], outer)
+    if node in scope.bound:
+        operand = scope.bound[node]
+        return isinstance(operand, Node) and scope.outer is not None and _is_weight(operand, scope.outer)
     value = tensor_value(node)
     return value is not None and value.is_leaf
 

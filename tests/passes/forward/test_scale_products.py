@@ -137,6 +137,21 @@ def test_a_weight_that_is_written_to_is_read_where_it_was_cast() -> None:
     assert torch.equal(value, torch.full((4, 16), 96.0).bfloat16())
 
 
+def test_a_body_knows_what_is_written_around_it() -> None:
+    def program(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        def body(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            return (a @ b.t()) @ c
+
+        y: Tensor = checkpoint(body, x, w, v, use_reentrant=False)
+        with torch.no_grad():
+            w.view(-1)[:5].mul_(2)
+        return y
+
+    bench = bench_of(program, torch.ones(4, 32, requires_grad=True), torch.ones(32, 32), torch.ones(32, 32))
+    assert bench.run(ScaleProducts()).modified == 1
+    assert refusals(bench) == ["not in fp8: the program writes to its weight"]
+
+
 def test_rules_with_conditions_decide_first() -> None:
     args = {"weight": {"shape": ["%16", ">16"]}}
     bench = bench_of(Layers(), torch.ones(2, 32), under=in_fp8(ops=("linear",), args=args))
