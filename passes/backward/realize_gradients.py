@@ -4,12 +4,14 @@ Inductor lets convolutions work in channels_last, and their weights' gradients l
 gradient in its parameter's layout, and copies it (``AccumulateGrad``, "gradient layout contract"). A scaler checks the
 copy again, because it is not what the graph returned.
 
-1. Each gradient of four dimensions on a CPU, contiguous or in channels_last, is realized: the kernel that computes it
-   writes it in its layout.
+1. Each gradient of four dimensions, contiguous or in channels_last, is realized: the kernel that computes it writes it
+   in its layout. A gradient that a kernel of fxamp unscales is realized before that, because the kernel keeps layouts:
+   there it has 16 bits.
 
 No value changes.
 """
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +33,25 @@ class RealizeGradients(Realize):
 
     def selected(self, gm: GraphModule) -> list[Node]:
         results: Any = graph_output(gm.graph).args[0]
-        returned = dict.fromkeys(results[at] for at in gradients(gm))
+        returned = dict.fromkeys(_before_unscaling(results[at]) for at in gradients(gm))
         return [node for node in returned if _may_be_in_channels_last(node.meta["val"]) and not is_realized(node)]
 
 
+def _before_unscaling(gradient: Node) -> Node:
+    """Return what fxamp's kernel reads to compute ``gradient``, or ``gradient`` itself if no kernel unscales it."""
+    if gradient.target is not operator.getitem:
+        return gradient
+    unscaled, at = gradient.args
+    if not isinstance(unscaled, Node) or unscaled.target is not operator.getitem:
+        return gradient
+    kernel: Any = unscaled.args[0]
+    if kernel.target not in (torch.ops.fxamp.check_unscale.default, torch.ops.fxamp.check_unscale_norm.default):
+        return gradient
+    source: Node = kernel.args[0][at]
+    return source
+
+
 def _may_be_in_channels_last(value: Tensor) -> bool:
-    if value.layout is not torch.strided or is_dynamic(value) or value.dim() != 4 or value.device.type != "cpu":
+    if value.layout is not torch.strided or is_dynamic(value) or value.dim() != 4:
         return False
     return value.is_contiguous() or value.is_contiguous(memory_format=torch.channels_last)

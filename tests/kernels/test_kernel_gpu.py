@@ -147,7 +147,7 @@ def test_captured_in_a_cuda_graph() -> None:
 @pytest.mark.inductor
 def test_inductors_cuda_graphs() -> None:
     def program(first: Tensor, second: Tensor, inv_scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (one, two), flags = check_unscale([first * 2, second + 1], inv_scale, torch.float32)
+        (one, two), flags = torch.ops.fxamp.check_unscale([first * 2, second + 1], inv_scale, torch.float32)
         return one + 1, two * 2, flags.amax()
 
     compiled = torch.compile(program, mode="reduce-overhead", fullgraph=True)

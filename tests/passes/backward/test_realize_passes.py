@@ -6,14 +6,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.checks.bench_graph import golden_pass
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
+import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
 from fxamp.graph import GraphWriter, format_graph
 from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.realize_gradients import RealizeGradients
 from fxamp.passes.backward.realize_sums import RealizeSums
 from fxamp.passes.base import Context, Pass
+from fxamp.torch_private.parts.inductor import inductor_prims
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -99,7 +102,7 @@ OTHERS: dict[str, list[dict[str, object]]] = {
         {"also_read": True},
         {"source_read": False},
     ],
-    "realize-gradients": [{"shape": (2, 3, 4)}, {"is_grad": False}, {"device": "meta"}, {"expanded": True}],
+    "realize-gradients": [{"shape": (2, 3, 4)}, {"is_grad": False}, {"expanded": True}],
     "realize-sums": [
         {"addends": 3},
         {"device": "cpu"},
@@ -128,3 +131,25 @@ def test_others_stay_as_they_are(name: str, graph: dict[str, object]) -> None:
     gm, context = make(**graph)
     before = format_graph(gm)
     assert step.run(gm, context).modified == 0 and format_graph(gm) == before
+
+
+@pytest.mark.parametrize("op", [torch.ops.fxamp.check_unscale.default, torch.ops.fxamp.check_unscale_norm.default])
+def test_a_gradient_is_realized_before_a_kernel_unscales_it(op: OpOverload) -> None:
+    """The kernel keeps its layout, which autograd would copy later."""
+    mode = FakeTensorMode()
+    graph = Graph()
+    weight, inverse = graph.placeholder("weight"), graph.placeholder("inverse")
+    with mode:
+        weight.meta["val"] = torch.empty(2, 3, 2, 2, dtype=torch.float16)
+        inverse.meta["val"] = torch.empty(())
+    writer = GraphWriter(graph, mode)
+    doubled = writer.call(aten.mul.Tensor, weight, 2)
+    results = writer.call(op, [weight, doubled], inverse, FLOAT32)
+    true = writer.item(results, 0)
+    output = graph.output((writer.item(true, 1), writer.item(results, 1)))
+    output.meta["desc"] = [SimpleNamespace(is_grad=lambda: True), None]
+    gm, context = GraphModule(torch.nn.Module(), graph), Context(mode)
+    assert RealizeGradients().run(gm, context).modified == 1
+    (realized,) = gm.graph.find_nodes(op="call_function", target=inductor_prims.force_stride_order)
+    assert realized.args == (doubled, [12, 4, 2, 1]) and set(realized.users) == {results}
+    assert RealizeGradients().run(gm, context).modified == 0 and RealizeGradients().ensures(gm, context) is None
