@@ -13,6 +13,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from fxamp.torch_private.tracing import without_fake_mode
+
 #: Keys of ``node.meta`` that hold objects of the process.
 _NOT_STORED = frozenset(("source_fn_stack", "fwd_source_fn_stack", "from_node", "torch_fn", "grapharg", "tensor_dict"))
 
@@ -27,7 +29,8 @@ def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 
-    stored = deepcopy(gm)
+    with without_fake_mode():  # constants among the graph's attributes are real tensors
+        stored = deepcopy(gm)
     values = [*inputs, *(node.meta.get("val") for node in stored.graph.nodes)]
     if any(map(is_dynamic, tree_leaves(values))):
         raise ValueError("it has dynamic sizes")

@@ -27,6 +27,15 @@ def test_a_graph_is_stored_with_values_and_annotations() -> None:
     assert torch.equal(loaded(torch.ones(3, 4), torch.ones(2, 4)), torch.full((2, 4), 12.0))
 
 
+def test_a_constant_is_stored_while_a_fake_mode_is_on() -> None:
+    constant = torch.tensor([2.0, 3.0])
+    gm = make_fx(lambda x: x * constant)(torch.ones(2))
+    with FakeTensorMode():
+        stored = private.dump_graph(gm, [])
+    loaded, _ = private.load_graph(stored, FakeTensorMode())
+    assert loaded(torch.ones(2)).tolist() == [2, 3]
+
+
 def test_a_view_is_stored_with_its_layout() -> None:
     with FakeTensorMode():
         view = torch.ones(50)[2:].as_strided((3, 4), (1, 3), 5)
