@@ -221,6 +221,9 @@ def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device |
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:
         yield lambda: os.environ.get("FXAMP_POLICY") == variable
+    if choice.only_regions is not None and device is not None:
+        kind = device.type
+        yield lambda: torch.get_autocast_dtype(kind) == choice.only_regions  # that of regions that name none
     read, device = (choice.elsewhere, None) if choice.policy is None else (choice.policy, device)
     if read is None or not isinstance(path, str) or not path.endswith(".toml"):
         return

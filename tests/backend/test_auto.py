@@ -170,6 +170,27 @@ def test_regions_of_all_kinds(kind: type[nn.Module], lowering: str) -> None:
     assert "torch.autocast in it" in fxamp.report(twin).graphs[0].chosen
 
 
+@LOWERINGS
+def test_a_region_without_a_dtype_follows_the_default(lowering: str) -> None:
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu"):
+                return self.linear(x)
+
+    net, x, usual = Region(), torch.ones(2, 4), torch.get_autocast_dtype("cpu")
+    compiled = torch.compile(net, backend="fxamp", options={"lowering": lowering})
+    try:
+        for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+            torch.set_autocast_dtype("cpu", dtype)
+            assert torch.equal(compiled(x), net(x)) and net(x).dtype is dtype
+    finally:
+        torch.set_autocast_dtype("cpu", usual)
+
+
 @pytest.mark.filterwarnings("ignore:In CPU autocast")
 def test_a_region_of_a_dtype_that_the_device_lacks_is_off() -> None:
     class Float32(Plain):
