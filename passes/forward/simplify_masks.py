@@ -11,6 +11,7 @@ Both are what ``scaled_dot_product_attention`` documents. Other kernels round di
 the context allows any kernel.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from fxamp.graph import AliasSets, all_graphs, argument, base_name, is_pure, set_argument, tensor_value
-from fxamp.passes.base import CastContext, GraphwisePass
+from fxamp.graph import all_graphs, argument, base_name, is_pure, set_argument, tensor_value
+from fxamp.graph.higher_order_ops import bodies
+from fxamp.graph.scope import Scope
+from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.torch_private import without_fake_mode
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -33,29 +36,39 @@ _UNINITIALIZED = ("aten::empty", "aten::new_empty")
 
 
 @dataclass(frozen=True)
-class SimplifyMasks(GraphwisePass[CastContext]):
+class SimplifyMasks(Pass[CastContext]):
     """Requires values on all nodes; ensures that no call has both a mask and ``is_causal``."""
 
     name = "simplify-masks"
-    counted = "masks"
 
-    def rewrite(self, gm: GraphModule, context: CastContext) -> int:
-        if not context.any_attention_kernel:
-            return 0
-        memory = AliasSets(gm.graph)
-        simplified = 0
-        calls = _masked(gm)
-        for mask in dict.fromkeys(argument(call, "attn_mask") for call in calls):
-            keeps = _kept_scores(mask, memory)
-            if keeps is not None:
-                simplified += sum(_simplify(call, keeps) for call in calls if argument(call, "attn_mask") is mask)
-        if simplified:
-            gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
-        return simplified
+    def run(self, gm: GraphModule, context: CastContext) -> Result:
+        calls = Counter(body.module for graph in all_graphs(gm) for node in graph.graph.nodes for body in bodies(node))
+        simplified = _simplify_in(gm, Scope(gm.graph), calls) if context.any_attention_kernel else 0
+        return Result(simplified, {"masks": simplified})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         both = [call.name for graph in all_graphs(gm) for call in _masked(graph) if argument(call, "is_causal")]
         return f"attention with a mask and is_causal: {', '.join(both)}" if both else None
+
+
+def _simplify_in(gm: GraphModule, scope: Scope, calls: Counter[GraphModule]) -> int:
+    """Simplify the masks of one graph, whose scope is ``scope``, and of its bodies; return for how many calls.
+
+    ``calls``: how many calls have each body. What several calls bind to an input of a body may differ.
+    """
+    simplified = 0
+    masked = _masked(gm)
+    for mask in dict.fromkeys(argument(call, "attn_mask") for call in masked):
+        keeps = _kept_scores(mask, scope)
+        if keeps is not None:
+            simplified += sum(_simplify(call, keeps) for call in masked if argument(call, "attn_mask") is mask)
+    if simplified:
+        gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
+    for node in list(gm.graph.nodes):
+        for body in bodies(node):
+            inside = scope.inside(node, body) if calls[body.module] == 1 else Scope(body.module.graph)
+            simplified += _simplify_in(body.module, inside, calls)
+    return simplified
 
 
 def _masked(gm: GraphModule) -> list[Node]:
@@ -78,10 +91,10 @@ def _simplify(call: Node, keeps: Tensor) -> bool:
     return True
 
 
-def _kept_scores(mask: Node, memory: AliasSets) -> Tensor | None:
+def _kept_scores(mask: Node, scope: Scope) -> Tensor | None:
     """Return which scores a mask keeps, as a bool tensor of its shape on the CPU; None if inputs may decide."""
-    calls = _constant_calls(mask, memory)
-    if calls is None:
+    calls: dict[Node, Any] = {}
+    if not _collect(mask, scope, calls):
         return None
     with without_fake_mode(), torch.no_grad():
         value = _evaluated(calls)
@@ -91,16 +104,20 @@ def _kept_scores(mask: Node, memory: AliasSets) -> Tensor | None:
         return keeps if bool((keeps | (value == -torch.inf)).all()) else None
 
 
-def _constant_calls(mask: Node, memory: AliasSets) -> list[Node] | None:
-    """Return the calls that compute ``mask``, in order, if they read only constants and their values are small."""
-    needed, ahead = {mask}, [mask]
-    while ahead:
-        node = ahead.pop()
-        if not _is_constant(node) or memory.mutated(node):
-            return None
-        ahead += [source for source in node.all_input_nodes if source not in needed]
-        needed.update(node.all_input_nodes)
-    return [node for node in mask.graph.nodes if node in needed]
+def _collect(node: Node, scope: Scope, calls: dict[Node, Any]) -> bool:
+    """Add to ``calls`` those that compute ``node``, in order; return False if not only constants decide its value.
+
+    An input of a body comes with what it is bound to, a call with None.
+    """
+    if node in calls:
+        return True
+    operand = scope.bound.get(node)
+    if isinstance(operand, Node) and scope.outer is not None:
+        constant = _collect(operand, scope.outer, calls)
+    else:
+        constant = _is_constant(node) and all(_collect(source, scope, calls) for source in node.all_input_nodes)
+    calls[node] = operand
+    return constant and not scope.writes_to(node)
 
 
 def _is_constant(node: Node) -> bool:
@@ -113,7 +130,7 @@ def _is_constant(node: Node) -> bool:
     return value.numel() <= MOST_ELEMENTS
 
 
-def _evaluated(calls: list[Node]) -> Tensor:
+def _evaluated(calls: dict[Node, Any]) -> Tensor:
     """Run the calls on the CPU and return the value of the last one."""
     values: dict[Node, Any] = {}
 
@@ -122,8 +139,11 @@ def _evaluated(calls: list[Node]) -> Tensor:
             return values[part]
         return torch.device("cpu") if isinstance(part, torch.device) else part
 
-    for call in calls:
+    for call, operand in calls.items():
+        if operand is not None:
+            values[call] = values[operand]
+            continue
         assert callable(call.target)
         values[call] = call.target(*map_aggregate(call.args, real), **map_aggregate(call.kwargs, real))
-    result: Tensor = values[calls[-1]]
+    result: Tensor = values[next(reversed(calls))]
     return result

@@ -8,7 +8,9 @@ import torch
 from support.checks.bench_graph import Workbench, workbench
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
+from fxamp.graph.higher_order_ops import bodies
 from fxamp.passes.forward import simplify_masks
 from fxamp.passes.forward.simplify_masks import ATTENTION, SimplifyMasks
 
@@ -142,3 +144,47 @@ def test_a_mask_is_shared_with_calls_that_keep_it() -> None:
     attention, mask = bench.captured.module(X)
     torch.testing.assert_close(attention, F.scaled_dot_product_attention(X, X, X, is_causal=True))
     assert torch.equal(mask, torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
+
+
+def checkpointed(masks: list[Mask], where: Callable[[Tensor], Tensor] = lambda mask: mask) -> Workbench:
+    """Attention in a checkpoint for each mask, which is computed outside; ``where``: what the checkpoint does to it."""
+
+    def attend(x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=where(mask))
+
+    def program(x: Tensor) -> Tensor:
+        for mask in masks:
+            x = checkpoint(attend, x, mask(x), use_reentrant=False)
+        return x
+
+    bench = workbench(program, X.clone().requires_grad_())
+    bench.context = replace(bench.context, any_attention_kernel=True)
+    return bench
+
+
+@pytest.mark.parametrize("where", [lambda mask: mask, lambda mask: mask & (positions() >= 0)], ids=["as it is", "and"])
+def test_a_mask_that_a_checkpoint_is_given(where: Callable[[Tensor], Tensor]) -> None:
+    bench = checkpointed([CAUSAL["positions"], EMPTY["broadcast, as transformers 5.17"]], where)
+    (expected,) = bench.captured.module(X)
+    assert bench.run(SimplifyMasks()).modified == 2
+    (result,) = bench.captured.module(X)
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize("mask", ["an input decides", "a window", "written"])
+def test_other_masks_that_a_checkpoint_is_given(mask: str) -> None:
+    assert checkpointed([OTHERS[mask]]).run(SimplifyMasks()).modified == 0
+
+
+def test_a_mask_that_a_checkpoint_writes_to() -> None:
+    bench = checkpointed([CAUSAL["two dimensions"]], lambda mask: mask.fill_(True))
+    assert bench.run(SimplifyMasks()).modified == 0
+
+
+def test_a_body_of_two_calls_with_different_masks() -> None:
+    bench = checkpointed([CAUSAL["two dimensions"], lambda x: torch.ones(LENGTH, LENGTH, dtype=torch.bool)])
+    first, second = (body for node in bench.captured.module.graph.nodes for body in bodies(node))
+    second.replace(first.module)
+    (expected,) = bench.captured.module(X)
+    assert bench.run(SimplifyMasks()).modified == 0
+    assert torch.equal(bench.captured.module(X)[0], expected)
