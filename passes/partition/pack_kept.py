@@ -110,9 +110,9 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
     if (
         memory.owner.target is operator.getitem
         and memory.owner.args[1]
-        and "batch_norm" in str(producer(memory.owner).target)
+        and "_norm" in str(producer(memory.owner).target)
     ):
-        return "it is a statistic of a batch norm, whose dtype only the kernel knows"
+        return "it is a statistic of a norm, whose dtype only the kernel knows"
     if rule.keep is Keep.RECOMPUTE:
         return "the partitioner saves it anyway"
     node = _packed_node(memory, rule)

@@ -233,16 +233,18 @@ def test_what_reads_a_buffer_that_the_forward_writes_is_not_recomputed() -> None
 
 
 class Normed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.linear, self.norm = nn.Linear(8, 64), nn.BatchNorm1d(64)
+        self.linear, self.norm = nn.Linear(8, 64), norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.linear(x)).relu().square().sum()
 
 
-def test_the_statistics_of_a_batch_norm_are_not_packed() -> None:
-    model = Normed()
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(64), nn.LayerNorm(64), nn.GroupNorm(4, 64), nn.RMSNorm(64)], ids=str)
+def test_the_statistics_of_a_norm_are_not_packed(norm: nn.Module) -> None:
+    """Kernels of a CPU compute them in the weight's dtype, and fake tensors say the input's."""
+    model = Normed(copy.deepcopy(norm))
     rule = Rule("all", keep="int8", region="kept", elements=">=1")
     model.compile(backend="fxamp", options={"policy": policy(rule), "lowering": "aot_eager"})
     model(torch.randn(40, 8)).backward()
