@@ -72,8 +72,10 @@ def _count(step: Callable[[], None]) -> int:
     return count
 
 
-def _training(row: Row, ours: bool, scaled: bool = False, skip: str = "host") -> Callable[[], None]:
-    """Return a training step of a chain of tiny linear layers.
+def _training(
+    row: Row, ours: bool, scaled: bool = False, skip: str = "host", convolutions: bool = False
+) -> Callable[[], None]:
+    """Return a training step of a chain of tiny layers, linear ones or ``convolutions``.
 
     torch's is compiled, under autocast, with GradScaler where ``scaled``; both have SGD, fused unless ``skip`` is
     "device": fxamp compiles the step then.
@@ -88,7 +90,10 @@ def _training(row: Row, ours: bool, scaled: bool = False, skip: str = "host") ->
 
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(row.parameters // 2))
+            self.layers = nn.ModuleList(
+                nn.Conv2d(16, 16, 3, padding=1) if convolutions else nn.Linear(16, 16)
+                for _ in range(row.parameters // 2)
+            )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for layer in self.layers:
@@ -96,7 +101,7 @@ def _training(row: Row, ours: bool, scaled: bool = False, skip: str = "host") ->
             return x.sum()
 
     torch.manual_seed(0)
-    model, x = Chain(), torch.randn(4, 16)
+    model, x = Chain(), torch.randn(1, 16, 2, 2) if convolutions else torch.randn(4, 16)
     dtype = torch.float16 if scaled else torch.bfloat16
     scaler: Any = None
     if scaled:
@@ -145,5 +150,6 @@ KINDS: dict[str, Callable[[Row, bool], Callable[[], None]]] = {
     "plain": _training,
     "scaled": partial(_training, scaled=True),
     "scaled, skip on the device": partial(_training, scaled=True, skip="device"),
+    "scaled convolutions": partial(_training, scaled=True, convolutions=True),
     "compiled optimizer": _stepping,
 }
