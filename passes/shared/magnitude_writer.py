@@ -150,9 +150,10 @@ def _is_widening(node: Node) -> bool:
     if not is_conversion(node):
         return False
     before, after = tensor_value(node.args[0]), tensor_value(node)
-    if before is None or after is None or not before.is_floating_point():
+    if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
         return False
-    return torch.promote_types(before.dtype, after.dtype) == after.dtype
+    old, new = torch.finfo(before.dtype), torch.finfo(after.dtype)
+    return new.max >= old.max and new.eps <= old.eps
 
 
 _SHAPES = frozenset(f"aten::{name}" for name in ("view", "_unsafe_view", "reshape", "flatten", "unflatten"))

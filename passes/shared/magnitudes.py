@@ -96,8 +96,15 @@ def passes_on(node: Node) -> bool:
     name = base_name(node)
     if is_conversion(node):  # whether it overflows follows from its input's largest magnitude, if that is known
         before, after = tensor_value(node.args[0]), tensor_value(node)
-        return before is not None and after is not None and (before.is_floating_point() or not _overflows(after.dtype))
+        if before is None or after is None or _is_float8(before.dtype) or _is_float8(after.dtype):
+            return False
+        return before.is_floating_point() or not _overflows(after.dtype)
     return name in WHOLE or name in PARTS
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    """Whether ``dtype`` is a floating one of 8 bits or fewer: whether a cast to it overflows depends on torch."""
+    return dtype.is_floating_point and dtype.itemsize < 2
 
 
 def largest_after(node: Node) -> Callable[[float], float] | None:

@@ -167,6 +167,23 @@ def test_a_conversion_that_overflows_is_named_through_a_product_with_a_number() 
     assert (found.kind, found.op.rpartition(".")[0], found.value) == ("op", "aten::to", "inf")
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS[:2])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.complex64])
+def test_a_cast_of_the_program_to_other_kinds_of_numbers_is_judged_by_what_is_read(
+    dtype: torch.dtype, lowering: str
+) -> None:
+    """Whether 8 bits saturate depends on the dtype and on torch."""
+
+    def program(h: Tensor) -> Tensor:
+        return (h.float() * h.detach()).to(dtype).view(-1).to(torch.float64 if dtype.is_floating_point else dtype)
+
+    model = compiled(program, lowering)
+    for step, size in enumerate((1.0, 1e3), 1):
+        finite = torch.isfinite(model(torch.full((2, 4), size))).all()
+        assert [found.step for found in fxamp.report(model).nonfinite] == ([] if finite else [step])
+        assert finite or only(model).op.startswith("aten::to")
+
+
 OVERFLOWS = {
     "exp": lambda h: (torch.exp(h * 30).sum()).log(),
     "a sum": lambda h: (h * 30000).sum().sqrt(),
