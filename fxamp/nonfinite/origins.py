@@ -43,6 +43,19 @@ _CARRY = frozenset(
         *("log_softmax", "scatter", "index_put", "copy", "fill", "full", "full_like", "new_full", "tril", "triu"),
         *("amax", "amin", "to", "to_copy", "convert_element_type", "index_fill", "masked_scatter", "constant_pad_nd"),
         *("pad", "cat", "stack", "add_", "select_scatter", "slice_scatter", "topk", "sort", "scalar_tensor"),
+        *(
+            "aminmax",
+            "cummax",
+            "cummin",
+            "detach",
+            "diagonal_scatter",
+            "fmax",
+            "fmin",
+            "index_add",
+            "index_copy",
+            "kthvalue",
+        ),
+        *("median", "mode", "nanmedian", "scatter_add"),
     }
 )
 
@@ -97,7 +110,7 @@ class Readings:
             return True
         if value.kind is not Kind.OP:
             return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
-        own = value.number is not None or value.largest is not None
+        own = (value.number is not None and not value.passes) or value.largest is not None
         if own and value.op not in _CARRY and not (value.op in _SCALE and len(value.inputs) == 1):
             return False
         sources = [source for source in value.inputs if self.states[source]]

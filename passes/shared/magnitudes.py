@@ -39,6 +39,7 @@ WHOLE = frozenset(
         *("permute", "ravel", "repeat", "reshape", "reshape_as", "squeeze", "swapaxes", "swapdims", "t", "tile"),
         *("transpose", "unflatten", "unsqueeze", "view", "view_as", "abs", "neg", "cat", "concat", "stack", "flip"),
         *("roll", "hstack", "vstack", "_conj_physical", "positive", "copy", "numpy_T"),
+        *("fliplr", "flipud", "msort", "rot90"),
     )
 )
 
@@ -49,7 +50,8 @@ PARTS = frozenset(
         *("slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index_select", "embedding"),
         *("as_strided", "diagonal", "unfold", "tensor_split", "unsafe_split", "unsafe_chunk", "relu", "tril", "triu"),
         *("unsafe_split_with_sizes", "index", "gather", "slice_backward", "select_backward", "diag_embed"),
-        *("pixel_shuffle", "pixel_unshuffle"),
+        *("pixel_shuffle", "pixel_unshuffle", "hsplit", "vsplit", "dsplit", "take", "take_along_dim", "masked_select"),
+        *("repeat_interleave",),
     )
 )
 

@@ -1,6 +1,7 @@
 """Infinities and NaN that a program means are no alarm, forward and backward: masks, tests, what a ``where`` drops."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from support.checks.exhaustive import exhaustive
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, ctc_loss, gumbel_softmax, kl_div, nll_loss, scaled_dot_product_attention
+from torch.utils._pytree import tree_leaves
 
 import fxamp
 
@@ -158,3 +160,48 @@ def test_what_is_meant_is_no_alarm(case: str, policy: str, lowering: str) -> Non
     torch.where(torch.isfinite(result), result, 0.0).float().sum().backward()
     assert fxamp.report(model).nonfinite == ()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+AT = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 3]])
+
+#: Parts of a 4 x 4 value, and other arrangements of its elements.
+SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "slice": lambda s: s[:, 1:],
+    "row": lambda s: s[0],
+    "slice of a slice": lambda s: s[1:][:, 1:].clone(),
+    "split": lambda s: s.split(2, 1),
+    "hsplit": lambda s: s.hsplit(2),
+    "unbind": lambda s: s.unbind(0),
+    "rows by index": lambda s: s[torch.tensor([0, 2])],
+    "gather": lambda s: s.gather(1, AT),
+    "take_along_dim": lambda s: s.take_along_dim(AT, 1),
+    "take": lambda s: s.take(AT),
+    "masked_select": lambda s: s.masked_select(~CAUSAL.T),
+    "diagonal": lambda s: s.diagonal(1),
+    "unfold": lambda s: s.unfold(1, 2, 1),
+    "flip": lambda s: (s.fliplr(), s.rot90(), s.roll(1, 0)),
+    "repeat_interleave": lambda s: s.repeat_interleave(2, 0),
+    "sort": lambda s: (s.msort(), s.sort().values, s.kthvalue(1).values, s.median(1).values),
+    "running minimum": lambda s: (s.cummin(1).values, s.cummax(1).values),
+    "extremes": lambda s: (torch.fmax(s, s), *s.aminmax(dim=0)),
+    "scatter": lambda s: s.index_copy(0, torch.tensor([1]), s[:1]).diagonal_scatter(torch.ones(4)),
+    "infinity as a tensor": lambda s: torch.index_put(s, (AT[0],), torch.tensor(-INF, dtype=s.dtype)),
+}
+
+
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_a_part_of_a_mask_is_no_alarm_and_one_of_an_overflow_names_what_overflowed(case: str, lowering: str) -> None:
+    select = SELECTIONS[case]
+    for program, op in ((lambda h, mask: h.masked_fill(mask, -INF), None), (_overflowed, "aten::exp.default")):
+        plain = Layer(lambda h, mask, program=program: select(program(h, mask)))
+        model = compile_with(plain, lowering, policy="auto", nonfinite="log")
+        results = zip(
+            *map(tree_leaves, (plain(torch.ones(4, 4), CAUSAL), model(torch.ones(4, 4), CAUSAL))), strict=True
+        )
+        assert any(torch.equal(a.isinf(), b.isinf()) and a.isinf().any() for a, b in results)
+        assert [found.op for found in fxamp.report(model).nonfinite] == ([op] if op else [])
+
+
+def _overflowed(h: Tensor, mask: Tensor) -> Tensor:
+    return torch.exp(h.masked_fill(mask, 1e3))
