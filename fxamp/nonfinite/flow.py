@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import AliasSets, fake_tensors, graph_output, writes
+from fxamp.graph import AliasSets, fake_tensors, graph_output, nesting_change, source_frames, writes
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
+from fxamp.graph_text.model import Source
 from fxamp.passes.backward.scale_backward import tangents
 from fxamp.passes.shared.kept_packing import PACKED
 from fxamp.passes.shared.magnitudes import (
@@ -28,6 +31,7 @@ from fxamp.passes.shared.magnitudes import (
     is_made_of_numbers,
     largest_after,
     largest_finite,
+    name_after,
     passes_on,
 )
 from fxamp.torch_private import owner_of_gradient, source_text
@@ -81,7 +85,8 @@ class Flow:
     ``inputs`` are the names of a forward's inputs; parameters have their names in the model. ``owners``: the positions
     of results of a backward, each with the number of the input whose gradient it is. ``functions``: the flows of the
     backwards of Functions that are measured separately, by the names of the Functions' nodes. ``returned``: the
-    position of each result of the graph, None if it is not floating.
+    position of each result of the graph, None if it is not floating. ``written``: for each input that the graph writes
+    to, the positions of what it holds after the run, and of what it held before.
     """
 
     values: tuple[Value, ...]
@@ -91,6 +96,7 @@ class Flow:
     owners: tuple[tuple[int, int], ...] = ()
     functions: Mapping[str, "Flow"] = field(default_factory=dict)
     returned: tuple[int | None, ...] = ()
+    written: tuple[tuple[int, int], ...] = ()
 
     @property
     def numbers(self) -> int:
@@ -99,8 +105,11 @@ class Flow:
 
     @cached_property
     def _limits(self) -> tuple[float, Sequence[tuple[int, float]] | None]:
-        """The smallest limit of all values; the measurement and limit of each result, None if one is not measured."""
-        results = [self.values[at] for at in self.results]
+        """The smallest limit of all values; the measurement and limit of each result, None if one is not measured.
+
+        What inputs hold after the run counts as a result.
+        """
+        results = [self.values[at] for at in (*self.results, *(after for after, _ in self.written))]
         known = [(value.number, value.limit) for value in results if value.number is not None]
         least = min((value.limit for value in self.values if value.limit), default=0.0)
         return least, known if len(known) == len(results) else None
@@ -143,7 +152,9 @@ def flow_of(gm: GraphModule, listing: Listing, kinds: Sequence[Kind] = ()) -> Fl
     inputs = tuple(_input_name(node) for node in gm.graph.find_nodes(op="placeholder"))
     known = zip(returned, _owners(gm), strict=True)
     owners = tuple((at, owner) for at, owner in known if at is not None and owner is not None)
-    return Flow(tuple(reader.values), results, listing, inputs, owners, reader.functions, floating)
+    return Flow(
+        tuple(reader.values), results, listing, inputs, owners, reader.functions, floating, tuple(reader.written)
+    )
 
 
 def _input_name(node: Node) -> str:
@@ -178,12 +189,50 @@ def _flow_of_function(function: AutogradFunction, listing: Listing) -> Flow:
     return flow_of(function.backward.module, listing, kinds)
 
 
+class _Transforms:
+    """Follows the torch.func transforms of a graph. The outermost ones count as ops, because only their results count.
+
+    A value inside of one has as inputs all values that the transform has read so far, and the line that calls the
+    transform. It passes infinities on, and may mean those that it makes, if a number in the transform is infinite.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._first, self._infinite = 0, 0, False
+        self._read: list[Any] = []
+
+    def reads(self, node: Node, at: Mapping[Node, Any], position: int) -> list[Any]:
+        """Return the positions of what the next ``node`` reads; its own is ``position``."""
+        reads = [at.get(leaf) for leaf in node.all_input_nodes]
+        before, self._depth = self._depth, self._depth + nesting_change(node.target)
+        if self._depth and not before:
+            self._first, self._infinite, self._read = position, False, []
+        if not self._depth:
+            return reads
+        self._infinite |= holds_infinity(node)
+        self._read += reads
+        return self._read
+
+    def whole(self, node: Node, value: Value) -> Value:
+        """Return the ``value`` of ``node`` as a result of the transform around it, if there is one."""
+        if not self._depth:
+            return value
+        inputs = tuple(at for at in value.inputs if at < self._first)
+        calls = [frame for frame in source_frames(node) if not frame.file.startswith(_TORCH)]
+        where = [Source(frame.file, frame.line, frame.function, frame.text) for frame in calls[-1:]]
+        entry = replace(value.entry, source=where[0] if where else value.entry.source)
+        return replace(value, entry=entry, inputs=inputs, meant=self._infinite, passes=True)
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
 class _Reader:
     """Reads graphs and the bodies in them into one list of values."""
 
     def __init__(self, numbers: Mapping[str, int]) -> None:
         self.values: list[Value] = []
         self.functions: dict[str, Flow] = {}
+        self.written: list[tuple[int, int]] = []
         self._numbers = numbers
 
     def read(
@@ -194,7 +243,7 @@ class _Reader:
         at: dict[Node, Any] = {}
         sets = AliasSets(gm.graph)
         written: list[tuple[Node, int]] = []
-        inputs = iter(bound or kinds)
+        inputs, transforms = iter(bound or kinds), _Transforms()
         for node in gm.graph.nodes:
             if node.op == "placeholder" and bound:
                 at[node] = next(inputs)
@@ -205,6 +254,9 @@ class _Reader:
             inner = self._bodies(node, listing, prefix, at)
             if inner is not None:
                 at[node] = inner
+                if memories := writes(node):
+                    by = self._add(node, entries[node.name], prefix, pytree.tree_leaves(inner), kind)
+                    written += [(memory, by) for memory in memories]
                 continue
             source: Any = node.args[0] if node.target is operator.getitem else None
             both: Any = at.get(source)
@@ -212,16 +264,29 @@ class _Reader:
             if len(inside) == 1:
                 at[node] = inside[0]
                 continue
-            reads = [at.get(leaf) for leaf in node.all_input_nodes]
-            reads += inside
+            reads = [*transforms.reads(node, at, len(self.values)), *inside]
             reads += [by for memory, by in written for leaf in node.all_input_nodes if sets.shared(memory, leaf)]
             entry = entries[node.name]
             if isinstance(source, Node) and source.name in entries:
                 entry = replace(entries[source.name], values=entry.values)
             at[node] = self._add(node, entry, prefix, reads, kind)
+            self.values[-1] = transforms.whole(node, self.values[-1])
             written += [(memory, at[node]) for memory in writes(node)]
+        for node in gm.graph.find_nodes(op="placeholder"):
+            self._add_after(node, at.get(node), [by for memory, by in written if sets.shared(memory, node)])
         leaves = pytree.tree_leaves(graph_output(gm.graph).args[0])
         return [at.get(leaf) if isinstance(leaf, Node) else None for leaf in leaves]
+
+    def _add_after(self, node: Node, before: Any, by: Sequence[int]) -> None:
+        """Add what an input holds after the run, if that is measured: the values at ``by`` were written to it."""
+        number = self._numbers.get(name_after(node))
+        if number is None:
+            return
+        value, last = self.values[before], self.values[(before, *by)[-1]]
+        entry = replace(last.entry, name=name_after(node), values=value.entry.values)
+        inputs = tuple(dict.fromkeys((*last.inputs, *by)))
+        self.written.append((len(self.values), before))
+        self.values.append(Value(entry, inputs, Kind.OP, number, value.limit, passes=True))
 
     def _bodies(
         self, node: Node, listing: Listing, prefix: str, at: Mapping[Node, Any]

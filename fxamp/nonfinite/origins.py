@@ -1,8 +1,8 @@
 """Find the ops that produced the first non-finite values, from the measurements of one run.
 
-1. There is an alarm only if a result of the graph is non-finite and the program does not intend that. There is none if
-   a later op makes the value finite, such as a ``where`` around the logarithm of zero. No gradient is meant to be
-   infinite.
+1. There is an alarm only if a result of the graph is non-finite and the program does not intend that, or if the graph
+   leaves so an input that was finite before, such as a buffer. There is none if a later op makes the value finite, such
+   as a ``where`` around the logarithm of zero. No gradient is meant to be infinite.
 2. From such a result the search goes back through non-finite inputs: from a NaN to NaNs if there are any, else to
    infinities. A value without such inputs is an origin; the first one in program order is named.
 3. An infinity is meant if the program writes an infinite number (``masked_fill(..., -inf)``) or an input holds one, and
@@ -43,19 +43,8 @@ _CARRY = frozenset(
         *("log_softmax", "scatter", "index_put", "copy", "fill", "full", "full_like", "new_full", "tril", "triu"),
         *("amax", "amin", "to", "to_copy", "convert_element_type", "index_fill", "masked_scatter", "constant_pad_nd"),
         *("pad", "cat", "stack", "add_", "select_scatter", "slice_scatter", "topk", "sort", "scalar_tensor"),
-        *(
-            "aminmax",
-            "cummax",
-            "cummin",
-            "detach",
-            "diagonal_scatter",
-            "fmax",
-            "fmin",
-            "index_add",
-            "index_copy",
-            "kthvalue",
-        ),
-        *("median", "mode", "nanmedian", "scatter_add"),
+        *("aminmax", "cummax", "cummin", "detach", "diagonal_scatter", "fmax", "fmin", "index_add", "index_copy"),
+        *("kthvalue", "median", "mode", "nanmedian", "scatter_add"),
     }
 )
 
@@ -124,9 +113,10 @@ class Readings:
         return magnitude is not None and magnitude >= _LOWEST * self.flow.values[at].limit > 0
 
     def alarms(self) -> list[int]:
-        """Return the results of the graph that are not finite and not meant (1)."""
+        """Return the results of the graph, and the inputs that it wrote to, that are not finite and not meant (1)."""
         backward = any(value.kind is Kind.GRADIENT for value in self.flow.values)
-        return [at for at in self.flow.results if self._wrong(at) or (backward and self.states[at])]
+        results = [at for at in self.flow.results if self._wrong(at) or (backward and self.states[at])]
+        return results + [at for at, before in self.flow.written if self._wrong(at) and not self.states[before]]
 
     def origin(self) -> int | None:
         """Return the position of the first value in program order that is to blame (2 to 4); None without alarm."""

@@ -2,14 +2,16 @@
 
 1. Every floating result, input and constant that :mod:`fxamp.passes.shared.magnitudes` selects is measured, outside of
    autograd and in the shape in which it is read. The tensor that a call writes to in place counts as its result.
-2. A floating output that is a view of a measured value is measured too, unless it holds the whole value.
+2. A floating output that is a view of a measured value is measured too, unless it holds the whole value. An input that
+   the graph may write to is measured at the end too, under the name that ``magnitudes.name_after`` gives.
 3. The new last output is a 1-dim tensor with one number for each measured value; ``output.meta[MEASURED]`` names their
    nodes. A graph without floating values does not change.
 4. A value is measured right after its first reader (``magnitude_writer.place_of``). If the graph may write to it, it is
    measured as soon as it exists, an input at the start of the graph.
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return their numbers to the outer
    graph, under names ``"body/node"``; the numbers of a branch that does not run are zeros. Of other higher-order ops
-   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes.
+   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes; a
+   value that leaves the outermost one is measured behind it.
    With ``backwards``, for eager runs, the backwards of Functions return their numbers as one more result; otherwise
    AOTAutograd traces them.
 6. Calls that no output and no effect depends on are not measured: a compiler removes them.
@@ -38,7 +40,15 @@ from fxamp.graph import (
 from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies
 from fxamp.passes.base import Context, Pass, Result
 from fxamp.passes.shared.magnitude_writer import MagnitudeWriter, first_reader, in_shape_read, place_of
-from fxamp.passes.shared.magnitudes import MEASURED, OP, is_known, is_measured, measured_results
+from fxamp.passes.shared.magnitudes import (
+    MEASURED,
+    OP,
+    can_be_measured,
+    is_known,
+    is_measured,
+    measured_results,
+    name_after,
+)
 
 aten = torch.ops.aten
 
@@ -92,13 +102,13 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
     writer = MagnitudeWriter(GraphWriter(gm.graph, context.mode), traced=False)
     names: list[str] = []
     parts: list[Node] = []
-    depth, places, read = 0, _places(gm), _read(gm)
-    results = measured_results(graph_output(gm.graph))
+    places, read, output = _places(gm), _read(gm), graph_output(gm.graph)
+    results = measured_results(output)
     inside = {node for node in gm.graph.nodes if (node.op == "placeholder" and body) or _is_measured_inside(node)}
     known = set(inside)
+    written = [] if body else _written(gm)
     for node in list(gm.graph.nodes):
-        depth += nesting_change(node.target)
-        if depth or node not in read:
+        if node not in places or node not in read:
             continue
         source, place = places[node]
         with gm.graph.inserting_before(place):
@@ -112,20 +122,33 @@ def _measure(gm: GraphModule, context: Context, backwards: bool, body: bool = Fa
                 parts.append(writer.magnitude(source))
             elif is_known(node, known):
                 known.add(node)
+    with gm.graph.inserting_before(output):
+        names += map(name_after, written)
+        parts += map(writer.magnitude, written)
     writer.add_output(gm, names, parts)
     return names
 
 
+def _written(gm: GraphModule) -> list[Node]:
+    """Return the floating inputs that the graph may write to."""
+    aliases = AliasSets(gm.graph)
+    return [node for node in gm.graph.find_nodes(op="placeholder") if can_be_measured(node) and aliases.mutated(node)]
+
+
 def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
-    """Return for each node what to measure, itself or a view, and the node before which to measure it (1, 4)."""
+    """Return for each node what to measure, itself or a view, and the node before which to measure it (1, 4, 5)."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-    depth, outside, aliases = 0, set[Node](), AliasSets(gm.graph)
+    depth, outside, inside, aliases = 0, set[Node](), list[Node](), AliasSets(gm.graph)
+    places: dict[Node, tuple[Node, Node]] = {}
     for node in gm.graph.nodes:
         depth += nesting_change(node.target)
-        if not depth:
-            outside.add(node)
-    places = {}
-    for node in gm.graph.nodes:
+        if depth:
+            inside.append(node)
+            continue
+        outside.add(node)
+        places |= {left: (left, node.next) for left in inside if any(user > node for user in left.users)}
+        inside.clear()
+    for node in outside:
         source, place = node, first if node.op == "placeholder" else node.next
         if not aliases.mutated(node):
             if node.op.startswith("call"):

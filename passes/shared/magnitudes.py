@@ -192,6 +192,11 @@ def holds_infinity(node: Node) -> bool:
     return any(isinstance(leaf, float) and not math.isfinite(leaf) for leaf in leaves)
 
 
+def name_after(node: Node) -> str:
+    """Return the name in :data:`MEASURED` of what an input holds after the run, because the graph writes to it."""
+    return f"{node.name} after the run"
+
+
 def measured_results(output: Node) -> set[Node]:
     """Return the results of a graph that are parts of a value, whose magnitude does not say if they are finite."""
     leaves = {leaf for leaf in pytree.tree_leaves(output.args[0]) if isinstance(leaf, Node)}
