@@ -65,7 +65,9 @@ def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow, take
     flows: dict[tuple[Value, ...], Flow] = {}
 
     def call(*args: Any) -> Any:
-        before = {gradient_edge(value).node: at for at, value in enumerate(args) if _has_gradient(value)}
+        before = {
+            grad_fn(value) or gradient_edge(value).node: at for at, value in enumerate(args) if _has_gradient(value)
+        }
         results = run(*args)
         if torch.is_grad_enabled():
             roots = list(dict.fromkeys(_nodes(results)))

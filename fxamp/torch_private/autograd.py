@@ -13,12 +13,16 @@ Node = Any
 def grad_fn(value: torch.Tensor) -> Node:
     """Return the node of ``value``; None if it has none, as a view that was made under ``no_grad``.
 
-    torch raises an error if such a view is asked for its node after its base was written to. Breaks loudly.
+    torch raises an error if such a view is asked for its node after its base was written to. Any other view gets a new
+    node if it is asked then, which changes the order in which gradients are summed. So for a view of written memory,
+    this returns the node of its base. Breaks loudly.
     """
     meta = torch._C._autograd.CreationMeta
-    if value._is_view() and torch._C._autograd._get_creation_meta(value) == meta.NO_GRAD_MODE:
+    if not value.requires_grad or not value._is_view():
+        return value.grad_fn
+    if torch._C._autograd._get_creation_meta(value) == meta.NO_GRAD_MODE:
         return None
-    return value.grad_fn
+    return value._base.grad_fn if value._version else value.grad_fn  # type: ignore[union-attr]
 
 
 def running_node() -> Node:

@@ -73,7 +73,16 @@ def test_a_view_that_was_made_under_no_grad_has_no_node() -> None:
     with pytest.raises(RuntimeError, match="A view was created in no_grad mode"):
         _ = part.grad_fn
     assert private.grad_fn(part) is None and private.grad_fn(torch.ones(2)) is None
-    assert private.grad_fn(h) is h.grad_fn is not None and private.grad_fn(h[1]).name() == "SelectBackward0"
+    assert private.grad_fn(h) is h.grad_fn is not None and private.grad_fn(h.neg()[1]).name() == "SelectBackward0"
+
+
+def test_a_view_of_written_memory_gets_no_new_node() -> None:
+    h = torch.ones(3, 2, requires_grad=True) * 2
+    part = h[0]
+    h.mul_(2)
+    begun = (h * 1).grad_fn
+    assert private.grad_fn(part) is h.grad_fn
+    assert private.made_before(part.grad_fn) > private.made_before(begun)
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
