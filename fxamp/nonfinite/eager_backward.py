@@ -55,22 +55,23 @@ class _Functions:
         gm.recompile()
 
 
-def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow, take: Take) -> Callable[..., Any]:
-    """Return ``run``, which runs ``gm`` eagerly, but measures its backwards and passes the numbers to ``take``.
+def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow) -> Callable[[Take, Sequence[Any]], Any]:
+    """Return ``run``, which runs ``gm`` eagerly, but measures the backward of each run and passes on its numbers.
 
-    ``forward``: the flow of ``gm``, with those of the backwards of its Functions.
+    What is returned takes first what takes these numbers, then the arguments of the run. ``forward``: the flow of
+    ``gm``, with those of the backwards of its Functions.
     """
     functions = _Functions(forward.functions)
     _mark_ops(gm, functions)
     flows: dict[tuple[Value, ...], Flow] = {}
 
-    def call(*args: Any) -> Any:
+    def call(take: Take, args: Sequence[Any]) -> Any:
         before = {
             grad_fn(value) or gradient_edge(value).node: at for at, value in enumerate(args) if _has_gradient(value)
         }
         results = run(*args)
         if torch.is_grad_enabled():
-            roots = list(dict.fromkeys(_nodes(results)))
+            roots = list(dict.fromkeys(grad_nodes((results, args))))
             _watch(roots, before, flows, functions, take)
         return results
 
@@ -93,7 +94,7 @@ def _mark_ops(gm: GraphModule, functions: _Functions) -> None:
 
 
 def _mark(results: Any, name: str) -> None:
-    for node in _nodes(results):
+    for node in grad_nodes(results):
         node.metadata.setdefault(OP, name)
 
 
@@ -101,7 +102,8 @@ def _has_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _nodes(values: Any) -> list[Node]:
+def grad_nodes(values: Any) -> list[Node]:
+    """Return the autograd nodes of the tensors in ``values``."""
     nodes = (grad_fn(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
     return [node for node in nodes if node is not None]
 

@@ -23,14 +23,23 @@ log = logging.getLogger(__name__)
 _PATIENCE = 2
 
 
+@dataclass(eq=False)
+class Call:
+    """A call of a graph, with its backward: its number, whether it alarmed, and its forward's numbers if not."""
+
+    step: int
+    alarmed: bool = False
+    forward: Sequence[float] | None = None
+
+
 @dataclass(frozen=True)
 class _Copy:
     """Numbers on their way to the host, complete once ``event`` has occurred; None if they are complete already."""
 
+    call: Call
     flow: Flow
     numbers: Tensor
     event: Any
-    step: int
     backward: bool
 
 
@@ -44,26 +53,29 @@ class Monitor:
     def __init__(self, mode: str, scaled: bool) -> None:
         self.mode, self.scaled = mode, scaled
         self.forward: Flow | None = None
-        self._step = 0
-        self._alarmed = 0
+        self._newest = Call(0)
         self._copies: deque[_Copy] = deque()
         self._before: dict[Flow, Sequence[float]] = {}
         self._found: dict[tuple[str, str], NonFinite] = {}
         self._lock = RLock()
 
-    def begin(self) -> None:
+    def begin(self) -> Call:
         """Begin a call of the graph. In mode "raise" raises NonFiniteError for an earlier one."""
-        self._step += 1
+        call = self._newest = Call(self._newest.step + 1)
         self._read(_PATIENCE)
+        return call
 
-    def take(self, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
-        """Take a run's numbers, float32 or float64 ``[flow.numbers]``; read what is complete, as :meth:`begin` does."""
+    def take(self, call: Call | None, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
+        """Take the numbers of a run of ``call``, None for the newest; read what is complete, as :meth:`begin` does.
+
+        ``numbers``: float32 or float64 ``[flow.numbers]``.
+        """
         event = None
         if numbers.device.type == "cuda":
             host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
             numbers, event = host.copy_(numbers, non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
-        self._copies.append(_Copy(flow, numbers, event, self._step, backward))
+        self._copies.append(_Copy(call or self._newest, flow, numbers, event, backward))
         self._read(_PATIENCE)
 
     def found(self) -> tuple[NonFinite, ...]:
@@ -78,31 +90,29 @@ class Monitor:
             while self._copies:
                 copy = self._copies[0]
                 if copy.event is not None and not copy.event.query():
-                    if copy.step > self._step - patience:
+                    if copy.call.step > self._newest.step - patience:
                         return
                     copy.event.synchronize()
                 self._copies.popleft()
                 self._judge(copy)
 
     def _judge(self, copy: _Copy) -> None:
-        numbers = copy.numbers.tolist()
-        if copy.flow.is_finite(numbers):
+        numbers, call = copy.numbers.tolist(), copy.call
+        readings = None if copy.flow.is_finite(numbers) else Readings.of(copy.flow, numbers)
+        origin = None if readings is None else readings.origin()
+        if readings is None or origin is None:
             self._before[copy.flow] = numbers
+            call.forward = call.forward if copy.backward else numbers
             return
-        readings = Readings.of(copy.flow, numbers)
-        origin = readings.origin()
-        if origin is None:
-            self._before[copy.flow] = numbers
-            return
-        if copy.backward and self._alarmed == copy.step:
+        if copy.backward and call.alarmed:
             return  # the backward of a forward that was not finite
-        self._alarmed = copy.step
+        call.alarmed = True
         earlier = self._before.get(copy.flow)
         before = None if earlier is None else Readings.of(copy.flow, earlier)
         forward = None
         if copy.backward and self.forward is not None:  # it was finite, or its backward would have been skipped above
-            forward = Readings.of(self.forward, self._before.get(self.forward, [0.0] * self.forward.numbers))
-        self._note(diagnose(readings, origin, copy.step, before, forward, self.scaled and copy.backward))
+            forward = Readings.of(self.forward, call.forward or [0.0] * self.forward.numbers)
+        self._note(diagnose(readings, origin, call.step, before, forward, self.scaled and copy.backward))
 
     def _note(self, found: NonFinite) -> None:
         """Store a finding; log it if it is the first of its kind, or raise it each time in mode "raise"."""

@@ -13,9 +13,9 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.graph import all_nodes, is_wrapper, mode_of
 from fxamp.graph_text import Listing
-from fxamp.nonfinite.eager_backward import watch_backward
+from fxamp.nonfinite.eager_backward import Take, grad_nodes, watch_backward
 from fxamp.nonfinite.flow import Flow, Kind, flow_of
-from fxamp.nonfinite.monitor import Monitor
+from fxamp.nonfinite.monitor import Call, Monitor
 from fxamp.passes.backward.measure_gradients import MeasureGradients
 from fxamp.passes.base import Context
 from fxamp.passes.forward.measure_results import MeasureResults
@@ -23,6 +23,7 @@ from fxamp.pipeline import run_passes
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
 from fxamp.reports.list_graph import list_graph
 from fxamp.reports.warnings import Example, warn_once
+from fxamp.torch_private import compiled_by_aot, function_of, inner_nodes, running_node
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,12 @@ class Watching(Participant):
         if flow is None or not flow.numbers:
             return run
 
-        if lowering == "eager":
-            run = watch_backward(run, gm, flow, partial(self._take, backward=True))
+        watched = watch_backward(run, gm, flow) if lowering == "eager" else _noted(run)
 
         def call(*args: Any) -> Any:
-            self.monitor.begin()
-            *results, numbers = run(*args)
-            self._take(self._judged(results), numbers)
+            call = self.monitor.begin()
+            *results, numbers = watched(partial(self._take, call, backward=True), args)
+            self._take(call, self._judged(results), numbers)
             return tuple(results)
 
         return call
@@ -92,14 +92,36 @@ class Watching(Participant):
     def _watched(self, compiled: Boxed, flow: Flow) -> Boxed:
         def run(args: list[Any]) -> list[Any]:
             results = [*compiled(args)]
-            self._take(flow, results.pop(), backward=True)
+            take = running_node().metadata.get(_TAKE) or partial(self._take, None, backward=True)
+            take(flow, results.pop())
             return results
 
         return takes_list(run)
 
-    def _take(self, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
+    def _take(self, call: Call | None, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
         if not isinstance(numbers, FakeTensor):
-            self.monitor.take(flow, numbers, backward)
+            self.monitor.take(call, flow, numbers, backward)
+
+
+#: Key of the metadata of AOTAutograd's node: takes the numbers of its backward for the call of the graph that made it.
+_TAKE = "fxamp_take"
+
+
+def _noted(run: Callable[..., Any]) -> Callable[[Take, Sequence[Any]], Any]:
+    """Return ``run``, but note on the autograd node of each run what takes the numbers of its backward.
+
+    The node is found from the results, and from inputs that the graph wrote to, at most one node behind them.
+    """
+
+    def call(take: Take, args: Sequence[Any]) -> Any:
+        results = run(*args)
+        ends = grad_nodes((results, args))
+        for node in [*ends, *(inner for end in ends for inner in inner_nodes(end.next_functions))]:
+            if compiled_by_aot(function_of(node)):
+                node.metadata.setdefault(_TAKE, take)
+        return results
+
+    return call
 
 
 def _warn_unmeasured(gm: GraphModule) -> None:
