@@ -1,6 +1,6 @@
 """Recognize gradients that are as a backward returned them, so that clipping and checks need not read them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from operator import attrgetter
 
@@ -69,6 +69,10 @@ class Identities:
         if versions == list(map(self._noted.get, addresses)):
             return True
         return versions == list(map(self._noted.get, zip(addresses, map(id, owners), strict=True)))
+
+    def forget(self, versions: Collection[int]) -> None:
+        """Forget the gradients of these versions."""
+        self._noted = {key: version for key, version in self._noted.items() if version not in versions}
 
     def clear(self) -> None:
         """Forget all gradients."""

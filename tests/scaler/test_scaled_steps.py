@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.optim.gradients import GradientGroup
 from fxamp.reports import registry
+from fxamp.scaler.graphs import graph_flags
 from fxamp.scaler.torch_contract import gradient_check
 
 INF = float("inf")
@@ -88,16 +89,64 @@ def test_accumulation_is_read_again_and_one_bad_batch_skips_the_step(lowering: s
         assert read() == 2
 
 
-def test_a_bad_batch_is_known_though_its_gradient_was_thrown_away(lowering: str) -> None:
+#: How a loop drops a gradient.
+DROPS: dict[str, Callable[[nn.Module], object]] = {
+    "zero_grad": lambda net: net.zero_grad(),
+    "one by one": lambda net: [setattr(parameter, "grad", None) for parameter in net.parameters()],
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+@pytest.mark.parametrize("batches_after", [1, 2, 3])
+@pytest.mark.parametrize("skip", ["host", "device"])
+def test_a_bad_batch_whose_gradient_was_dropped_skips_nothing(
+    drop: str, batches_after: int, skip: str, lowering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with torch's scaler, whether the host knows flags at once or only the device does."""
+    if skip == "device":
+        monkeypatch.setattr(graph_flags, "known", lambda flags: None)
+        monkeypatch.setattr(gradient_check, "known", lambda flags: None)
     net, scaler = model(), make_scaler()
     compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     x = leaf(2, 4).detach()
-    for batches_after in (1, 2):
+    for _ in range(2):
         backward(scaler, compiled(x), bad=True)
-        optimizer.zero_grad()
+        DROPS[drop](net)
         for _ in range(batches_after):
             backward(scaler, compiled(x))
+        assert finish(scaler, optimizer) == [False]
+        backward(scaler, compiled(x), bad=True)
         assert finish(scaler, optimizer) == [True]
+
+
+def test_a_bad_gradient_that_was_only_computed_skips_nothing(lowering: str) -> None:
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    x = leaf(2, 4).detach()
+    torch.autograd.grad(scaler.scale(compiled(x).sum() * 1e38), list(net.parameters()))
+    backward(scaler, compiled(x))
+    assert finish(scaler, optimizer) == [False]
+
+
+def test_a_bad_gradient_that_is_assigned_skips_the_step(lowering: str) -> None:
+    """Its flag counts, though a later backward found nothing."""
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    x, parameters = leaf(2, 4).detach(), list(net.parameters())
+    bad = torch.autograd.grad(scaler.scale(compiled(x).sum() * 1e38), parameters)
+    backward(scaler, compiled(x))
+    for parameter, gradient in zip(parameters, bad, strict=True):
+        parameter.grad = gradient
+    assert finish(scaler, optimizer) == [True]
+
+
+def test_a_bad_batch_whose_gradient_was_set_to_zero_skips_the_step(lowering: str) -> None:
+    net, scaler = model(), make_scaler()
+    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    backward(scaler, compiled(leaf(2, 4).detach()), bad=True)
+    optimizer.zero_grad(set_to_none=False)
+    backward(scaler, compiled(leaf(2, 4).detach()))
+    assert finish(scaler, optimizer) == [True]
 
 
 def write_inf(gradient: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,15 +30,39 @@ class _Backward:
     Attributes:
         owners: weak references to the parameters; None for a gradient that belongs to no parameter.
         unowned: the number of gradients that belong to no parameter.
-        flags: whether each overflowed, bool or int32 ``[len(owners)]``.
+        flags: whether each overflowed, bool or int32 ``[len(owners)]``, in one of these backwards.
+        newest: those of the newest one.
+        versions: those of their gradients, the newest last.
     """
 
-    def __init__(self, owners: Sequence[Owner], flags: Tensor) -> None:
+    def __init__(self, owners: Sequence[Owner], flags: Tensor, version: int) -> None:
         self.owners, self.unowned, self.flags = owners, owners.count(None), flags
+        self.newest, self.versions = flags, [version]
+
+    def add(self, flags: Tensor, version: int) -> None:
+        """Add a newer backward for the same owners."""
+        self.flags, self.newest = self.flags | flags, flags
+        self.versions.append(version)
 
     def living(self) -> list[Tensor | None]:
         """Return the owners; None for one that no longer exists, and for a gradient without a parameter."""
         return [None if owner is None else owner() for owner in self.owners]
+
+    def counting(self, versions: Mapping[int, int]) -> Tensor | None:
+        """Return the flags that count, None if none does.
+
+        ``versions``: by the id of a parameter, the version of its gradient, 0 if it is not as a backward returned it.
+        """
+        own = {versions[id(owner)] for owner in self.living() if id(owner) in versions}
+        if not own or self.unowned:
+            return self.flags
+        if min(own) > self.versions[-1]:
+            return None
+        return self.newest if own == {self.versions[-1]} else self.flags
+
+
+#: Backwards, each with the flags that count.
+_Counting = Sequence[tuple[_Backward, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +86,9 @@ class GraphFlags:
 
     Flags are sticky: an overflow in one backward is kept through later backwards, until :meth:`clear`. So one bad
     micro-batch skips the whole accumulated step. If a parameter's gradient is summed from several graphs, it is bad if
-    any of them reported an overflow.
+    any of them reported an overflow. Flags of gradients that were dropped, as by ``zero_grad()``, do not count, as with
+    torch's scaler: those of earlier backwards for a gradient that is exactly as a backward returned it, and those of a
+    graph whose backward runs again while no parameter of it has a gradient. Those of gradients set to zero do.
 
     A clean flag holds only for the gradient as the graph returned it. If the gradient changed since (summed with
     another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again. Where there are
@@ -154,20 +180,37 @@ class GraphFlags:
                 f"flags of a graph: {len(owners())} parameters, {len(gradients)} gradients, flags of shape "
                 f"{tuple(flags.shape)}"
             )
-        living = None
-        if flags is not None and known(flags) is not False:
-            references = owners()
-            # A living tensor has one weak reference, which the report keeps.
-            backward = _Backward(references, flags)
-            earlier = self._backwards.setdefault(tuple(map(id, references)), backward)
-            if earlier is not backward:
-                earlier.flags = earlier.flags | flags
-            living = backward.living()
-        version = self._checked.note(gradients, living, dense)
+        bad = None if flags is None or known(flags) is False else flags
+        if bad is None and not self._backwards:
+            version = self._checked.note(gradients, None, dense)
+        else:
+            version = self._record(owners(), bad, gradients, dense)
         if square is not None:
             if len(self._squares) == MOST_SQUARES:
                 self._squares.clear()
             self._squares[version] = len(gradients), square
+
+    def _record(
+        self, references: Sequence[Owner], flags: Tensor | None, gradients: Sequence[Tensor], dense: bool
+    ) -> int:
+        """Record a backward, and forget earlier ones of its graph if their gradients were dropped; return its version.
+
+        If the program still has such a gradient, and assigns it, its values are read.
+
+        ``flags``: None if the host knows that all gradients are finite.
+        """
+        living = [None if owner is None else owner() for owner in references]
+        version = self._checked.note(gradients, None if flags is None else living, dense)
+        key = tuple(map(id, references))  # a living tensor has one weak reference, which the report keeps
+        earlier = self._backwards.get(key)
+        if earlier is not None and not earlier.unowned and all(own is None or own.grad is None for own in living):
+            self._checked.forget(self._backwards.pop(key).versions)
+            earlier = None
+        if flags is not None and earlier is not None:
+            earlier.add(flags, version)
+        elif flags is not None:
+            self._backwards[key] = _Backward(references, flags, version)
+        return version
 
     # ---- what a check reads ----
 
@@ -185,10 +228,11 @@ class GraphFlags:
         parameters = group.parameters
         trusted = trusted and self.attached
         unread = self._changed(group.as_they_are(), parameters) if trusted else [*range(len(parameters))]
-        if not self._backwards:
+        backwards = self._counting(group, unread) if self._backwards else []
+        if not backwards:
             return [Report([parameters[at] for at in unread], None, unread)] if unread else []
-        report = None if unread else self._whole(parameters, group.device)
-        return [report] if report is not None else self._by_parameter(parameters, unread, group.device)
+        report = None if unread else _whole(backwards, parameters, group.device)
+        return [report] if report is not None else self._by_parameter(backwards, parameters, unread, group.device)
 
     def square(self, gradients: Gradients, device: torch.device) -> Tensor | None:
         """Return the sum of the squares of an optimizer's gradients, 0-dim float32 on ``device``; None if unknown.
@@ -219,26 +263,23 @@ class GraphFlags:
             return [*range(len(parameters))]
         return self._checked.changed(gradients, parameters)
 
-    def _whole(self, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
-        """Return the flags as backwards reported them, if these backwards had exactly ``parameters``, each once.
+    def _counting(self, group: GradientGroup, unread: Sequence[int]) -> _Counting:
+        """Return the backwards whose flags count for the gradients of ``group``; those at ``unread`` have changed."""
+        versions = {
+            id(parameter): getattr(gradient, "_version", 0)
+            for parameter, gradient in zip(group.parameters, group.as_they_are(), strict=True)
+        }
+        versions |= {id(group.parameters[at]): 0 for at in unread}
+        counting = [(backward, backward.counting(versions)) for backward in self._backwards.values()]
+        return [(backward, flags) for backward, flags in counting if flags is not None]
 
-        Backwards that had none of ``parameters`` do not matter. Return None if the flags must be combined by parameter.
-        """
-        wanted = set(map(id, parameters))
-        parts = [(backward.flags, backward.unowned, backward.living()) for backward in self._backwards.values()]
-        parts = [part for part in parts if part[1] or not wanted.isdisjoint(map(id, part[2]))]
-        owners = [owner for _, _, living in parts for owner in living]
-        if len(owners) != len(wanted) or wanted != set(map(id, owners)):
-            return None
-        flags = [moved(own, device) for own, _, _ in parts]
-        return Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))
-
-    def _by_parameter(self, parameters: Sequence[Tensor], unread: list[int], device: torch.device) -> list[Report]:
+    def _by_parameter(
+        self, backwards: _Counting, parameters: Sequence[Tensor], unread: list[int], device: torch.device
+    ) -> list[Report]:
         """Return reports with flags combined for each parameter; unchanged gradients come first."""
         for table in self._tables.values():
             table.clear()
-        for backward in self._backwards.values():
-            flags = backward.flags
+        for backward, flags in backwards:
             if flags.device not in self._tables:
                 self._tables[flags.device] = FlagTable(flags.device)
             living = backward.living()
@@ -247,7 +288,7 @@ class GraphFlags:
                 flags,
             )
         reports = []
-        if any(backward.unowned for backward in self._backwards.values()):
+        if any(backward.unowned for backward, _ in backwards):
             reports.append(Report([None], self._read([self._everybody], device)))
         read_too = set(unread)
         unchanged = [parameter for at, parameter in enumerate(parameters) if at not in read_too]
@@ -264,6 +305,21 @@ class GraphFlags:
         for table in self._tables.values():
             flags = torch.maximum(flags, moved(table.read(parameters), device))
         return flags.clamp(max=1)
+
+
+def _whole(backwards: _Counting, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
+    """Return the flags as backwards reported them, if these backwards had exactly ``parameters``, each once.
+
+    Backwards that had none of ``parameters`` do not matter. Return None if the flags must be combined by parameter.
+    """
+    wanted = set(map(id, parameters))
+    parts = [(flags, backward.unowned, backward.living()) for backward, flags in backwards]
+    parts = [part for part in parts if part[1] or not wanted.isdisjoint(map(id, part[2]))]
+    owners = [owner for _, _, living in parts for owner in living]
+    if len(owners) != len(wanted) or wanted != set(map(id, owners)):
+        return None
+    flags = [moved(own, device) for own, _, _ in parts]
+    return Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))
 
 
 def _several_ranks() -> bool:
