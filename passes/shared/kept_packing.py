@@ -3,7 +3,8 @@
 8 bits: the elements are divided by the scale of their block, and stored as integers or floats. The scale is the block's
 largest finite magnitude divided by the form's largest value, rounded to bfloat16, which has float32's range. Codes
 beyond that value represent inf and NaN, so a mask of -inf or an overflow is restored exactly. Finite values stay
-finite. All computations are in float32, with ops that Inductor can lower after the partition.
+finite. In 8-bit floats, values other than zero have at least the smallest subnormal's magnitude, which keeps their
+signs. All computations are in float32, with ops that Inductor can lower after the partition.
 
 Three things let Inductor fuse packing with the op that computes the value, and unpacking with the ops that read it.
 Blocks lie along the last dimension of the nodes that reduce them, and codes are contiguous in that order. An unpacked
@@ -99,9 +100,9 @@ class Packing:
 
     @property
     def has_signs(self) -> bool:
-        """Whether the codes alone show which values are positive, negative, zero or NaN; 8-bit integers have no NaN.
+        """Whether the codes alone show which values are positive, negative, zero or NaN.
 
-        A value below about 1/430,000 of its block's largest (2**-10 / 448 in float8_e4m3fn) counts as zero.
+        8-bit integers have no NaN, and round small values to zero.
         """
         return self.form in EIGHT_BITS and _CODES[self.form].dtype.is_floating_point
 
@@ -221,10 +222,7 @@ class PackWriter:
         top = self._call(aten.maximum.default, top, self._number(_LEAST, top))
         scale = self._as(self._call(aten.div.Tensor, top, codes.largest), torch.bfloat16)
         scale = self._call(aten.minimum.default, scale, self._number(_most(codes, packing.dtype), scale))
-        scaled = self._call(aten.div.Tensor, wide, self._as(scale, torch.float32))
-        if not codes.dtype.is_floating_point:
-            scaled = self._call(aten.round.default, scaled)
-        scaled = self._clamp(scaled, codes.largest)
+        scaled = self._scaled(wide, magnitude, self._as(scale, torch.float32), codes)
         endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, codes.negative, like=wide)
         endless = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, endless)
         coded = self._where(finite, scaled, endless)
@@ -232,6 +230,19 @@ class PackWriter:
         if packing.order != packing.memory:
             coded = self._contiguous(coded)
         return [self._described(part, node, why) for part in (coded, scale)]
+
+    def _scaled(self, wide: Node, magnitude: Node, scale: Node, codes: _Codes) -> Node:
+        """Divide ``wide``, of this ``magnitude``, by ``scale``, within what ``codes`` represent: floats keep its sign.
+
+        Integers round small values to zero: as the next integer they would be too large on the whole.
+        """
+        if not codes.dtype.is_floating_point:
+            scaled = self._call(aten.round.default, self._call(aten.div.Tensor, wide, scale))
+            return self._clamp(scaled, -codes.largest, codes.largest)
+        limits = torch.finfo(codes.dtype)
+        scaled = self._call(aten.div.Tensor, magnitude, scale)
+        scaled = self._clamp(scaled, limits.smallest_normal * limits.eps, codes.largest)
+        return self._call(aten.mul.Tensor, scaled, self._call(aten.sign.default, wide))  # zero stays zero
 
     def unpack(self, parts: Sequence[Node], packing: Packing, strides: bool = True) -> Node:
         """Insert nodes that restore the value from ``parts``; ``strides``: also restore the original's strides."""
@@ -291,9 +302,9 @@ class PackWriter:
         sizes = enumerate(node.meta["val"].shape)
         return [size if isinstance(size, int) else self._call(aten.sym_size.int, node, dim) for dim, size in sizes]
 
-    def _clamp(self, node: Node, limit: float) -> Node:
-        node = self._call(aten.maximum.default, node, self._number(-limit, node))
-        return self._call(aten.minimum.default, node, self._number(limit, node))
+    def _clamp(self, node: Node, least: float, most: float) -> Node:
+        node = self._call(aten.maximum.default, node, self._number(least, node))
+        return self._call(aten.minimum.default, node, self._number(most, node))
 
     def _where(self, condition: Node, yes: Node | float, no: Node | float, like: Node | None = None) -> Node:
         near = next((operand for operand in (yes, no, like) if isinstance(operand, Node)), condition)

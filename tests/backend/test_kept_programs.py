@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import fxamp
 from fxamp import Policy, Rule
 
+COMPILED = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
 AGAIN = Rule("again", keep="recompute", region="kept", elements=">=1")  # type: ignore[arg-type]
 
 
@@ -196,24 +197,28 @@ def test_the_shipped_policy_keeps_what_it_promises() -> None:
 
 
 class Rectified(nn.Module):
-    """The first feature is a thousand times the others, which integers beside it round to zero."""
+    """The first feature is ``largest``, the others are around one."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: float) -> None:
         super().__init__()
-        self.up = nn.Linear(32, 64)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 1)
         with torch.no_grad():
+            self.down.weight.copy_(torch.arange(64))
             self.up.weight.copy_(torch.eye(32).repeat(2, 1))
-            self.up.bias.copy_(1e3 * (torch.arange(64) == 0))
+            self.up.bias.copy_(largest * (torch.arange(64) == 0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.up(x)).float().mul(torch.arange(64)).sum()
+        return self.down(torch.relu(self.up(x))).float().sum()
 
 
-def test_small_results_of_relu_keep_their_gradients() -> None:
-    model, x = Rectified(), torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("lowering", COMPILED)
+@pytest.mark.parametrize("largest", exhaustive([1e3, 1e9], always=[1e9]))
+def test_small_results_of_relu_keep_their_gradients(largest: float, lowering: str) -> None:
+    """Integers beside the largest feature round the others to zero; floats of 8 bits keep their signs."""
+    model, x = Rectified(largest), torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     x = x.clamp(-3, 3) + 0.1 * x.sign()
-    rounded = compiled_gradients(model, x, all_in("int8"))[1]
-    lean = compiled_gradients(model, x, Policy.load("cpu-bfloat16-lean"))[1]
+    rounded = compiled_gradients(model, x, all_in("int8"), lowering)[1]
+    lean = compiled_gradients(model, x, Policy.load("cpu-bfloat16-lean"), lowering)[1]
     model.zero_grad()
     with torch.autocast("cpu", torch.bfloat16):
         model(x).backward()

@@ -1,5 +1,6 @@
 """Packing and unpacking in a graph: what comes back, and what is refused."""
 
+import math
 import struct
 from math import inf, nan
 from typing import Any
@@ -124,6 +125,29 @@ def test_codes_of_floats_compare_with_zero_as_the_value_does(keep: str, dtype: t
         assert signs.stride() == back.stride(), "as what it stands for"
         for compare in (torch.le, torch.lt, torch.ge, torch.gt):
             assert torch.equal(compare(signs, 0), compare(back, 0))
+
+
+@pytest.mark.parametrize("converts", [True, False], ids=["converted", "by bits"])
+@pytest.mark.parametrize("keep", [keep for keep in EIGHT_BITS if "float" in keep])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_floats_keep_the_sign_of_the_smallest_beside_the_largest(
+    keep: str, dtype: torch.dtype, converts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_packing, "converts_float8", lambda _: converts)
+    limits = torch.finfo(dtype)
+    magnitudes = torch.logspace(math.log2(limits.tiny), 0, 63, base=2, dtype=torch.float64)
+    for largest in (limits.max, 1.0):
+        value = torch.zeros(2, 128)
+        value[0, :63], value[0, 63:126], value[0, 126:] = magnitudes, -magnitudes, torch.tensor([largest, -0.0])
+        value[1, :4] = torch.tensor([inf, -inf, nan, limits.tiny])
+        value = value.to(dtype)
+        back, (codes, scale), plan = round_trip(value, keep)
+        for signs in (back, of_codes(codes, plan)):
+            torch.testing.assert_close(signs.sign(), value.float().sign().to(signs.dtype), rtol=0, atol=0)
+        assert back[1, :2].isinf().all() and back[1, 2].isnan()
+        smallest = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}[keep] * scale[0].double()
+        original = value[0].double()
+        assert ((back[0].double() - original).abs() <= 1.01 * (original.abs() / 8 + smallest)).all()
 
 
 def test_codes_of_integers_do_not_tell_a_number_from_nan() -> None:

@@ -15,7 +15,11 @@ def in_eight_bits(flat: Tensor, dtype: torch.dtype, block: int) -> Tensor:
     top = torch.where(wide.isfinite(), wide.abs(), 0.0).amax(1, keepdim=True).clamp_min(1e-30)
     scale = (top / LARGEST[dtype]).bfloat16().float()
     codes = (wide / scale).nan_to_num(0.0, 0.0, 0.0)
-    codes = codes.round() if dtype is torch.int8 else codes
+    if dtype is torch.int8:
+        codes = codes.round()
+    else:  # of at least the smallest subnormal, so that signs survive
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        codes = torch.where((wide != 0) & (codes.abs() < smallest), smallest * wide.sign(), codes)
     codes = codes.clamp(-LARGEST[dtype], LARGEST[dtype]).to(dtype).float()
     limit = torch.finfo(flat.dtype).max
     back = (codes * scale).clamp(-limit, limit)
