@@ -14,6 +14,7 @@ from fxamp.kernels.host_memory import await_copies_of
 from fxamp.passes.partition.mark_recomputed import RECOMPUTED, MarkRecomputed
 from fxamp.passes.partition.pack_kept import KEPT_VALUES, RESTORE, PackKept, kept_value
 from fxamp.passes.partition.unpack_kept import UnpackKept
+from fxamp.passes.shared.recomputed_jumps import mark_jumps
 from fxamp.passes.shared.saved_values import mark_without_gradient, saved
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import (
@@ -114,6 +115,7 @@ class KeepRules(Participant):
     def _pack(self, forward: GraphModule, backward: GraphModule, results: int, strides: bool) -> list[KeptValue]:
         """Pack the values that ``forward`` returns to ``backward`` after its first ``results`` outputs, in place."""
         originals = tuple(saved(forward, results))
+        mark_jumps(forward, backward, results)
         run_traced(forward, self.policy, PackKept(results, self.inspected))
         outcome = graph_output(forward.graph).meta
         sent = [plan for plan in outcome[RESTORE] if plan is not None and plan.packing.form is Keep.HOST]

@@ -18,6 +18,7 @@ from fxamp.graph import GraphWriter, graph_output, tensor_value
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.partition.pack_kept import Restore
 from fxamp.passes.shared.kept_packing import PACKED, Packing, PackWriter
+from fxamp.passes.shared.saved_values import saved_places, saved_tensors
 from fxamp.torch_private import calls_kernel
 
 
@@ -37,13 +38,13 @@ class UnpackKept(TracedPass[Context]):
     name = "unpack-kept"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
-        for node, place in zip(self._tensors(), self._places(gm), strict=False):
+        for node, place in zip(saved_tensors(self.handed), saved_places(gm, self.handed), strict=False):
             mine, theirs = tensor_value(node), tensor_value(place)
             if mine is None or theirs is None or _kind(mine) != _kind(theirs):
                 return f"the backward takes {place.name} where the forward returns {node.name}"
         return (
             None
-            if len(self._places(gm)) == len(self._tensors())
+            if len(saved_places(gm, self.handed)) == len(saved_tensors(self.handed))
             else "the backward takes fewer values than the forward returns"
         )
 
@@ -51,7 +52,7 @@ class UnpackKept(TracedPass[Context]):
         return self.strides or calls_kernel(reader.target)
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        places = self._places(gm)
+        places = saved_places(gm, self.handed)
         order = {node: at for at, node in enumerate(gm.graph.nodes)}
         groups: dict[int, list[tuple[Node, Restore]]] = {}
         for place, plan in zip(places, self.restore, strict=False):
@@ -62,14 +63,6 @@ class UnpackKept(TracedPass[Context]):
                 strides = self.strides or any(plan.views for _, plan in members)
                 _unpack(gm, context, places[first], self._parts_of(first), members, order, strides)
         return Result(len(groups), {"unpacked": len(groups)})
-
-    def _tensors(self) -> list[Node]:
-        """Return the tensors among ``handed``; symbolic numbers come last and are left out."""
-        return [node for node in self.handed if tensor_value(node) is not None]
-
-    def _places(self, gm: GraphModule) -> list[Node]:
-        numbers = sum(_is_number(node) for node in self.handed)
-        return list(gm.graph.find_nodes(op="placeholder"))[numbers : numbers + len(self._tensors())]
 
     def _parts_of(self, first: int) -> Sequence[Node]:
         before = sum(
@@ -127,11 +120,6 @@ def _compare_codes(member: Node, codes: Node, packing: Packing, writer: GraphWri
 
 
 _COMPARISONS = tuple(getattr(torch.ops.aten, name).Scalar for name in ("le", "lt", "ge", "gt"))
-
-
-def _is_number(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
 
 
 def _kind(value: torch.Tensor) -> tuple[object, ...]:

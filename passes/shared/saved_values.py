@@ -21,6 +21,7 @@ from fxamp.passes.shared.autocast_regions import marked_lower
 from fxamp.passes.shared.sites import facts_of, site_of
 from fxamp.passes.shared.widening import CASTS
 from fxamp.policy import KeepRule
+from fxamp.policy.model.keep_rule import EIGHT_BITS, Keep
 from fxamp.policy.model.site import KEPT, RESULT
 from fxamp.torch_private import hint, is_kept_exactly
 
@@ -32,6 +33,23 @@ _COPIES = frozenset({torch.ops.aten.clone.default})
 
 #: Key of the ``meta`` of a value that depends on no input with a gradient.
 _WITHOUT_GRADIENT = "fxamp_without_gradient"
+
+#: Key of the ``meta`` of a saved value: a :class:`Jump` that the backward recomputes from it.
+JUMP = "fxamp_jump"
+
+#: The forms that round values.
+_LOSSY = frozenset({*EIGHT_BITS, Keep.BFLOAT16, Keep.FLOAT16})
+
+#: The lossy forms in which a value other than zero stays so, with its sign.
+_WITH_SIGN = frozenset({Keep.FLOAT8_E4M3FN, Keep.FLOAT8_E5M2, Keep.BFLOAT16})
+
+
+@dataclass(frozen=True)
+class Jump:
+    """The op of a function that is not continuous. ``at_zero``: it is, except where the saved value itself is zero."""
+
+    op: str
+    at_zero: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +93,17 @@ def saved(gm: GraphModule, results: int) -> Sequence[Any]:
     """Return the outputs of the forward ``gm`` after its first ``results`` ones."""
     returned: Any = graph_output(gm.graph).args[0]
     return tuple(returned[results:])
+
+
+def saved_tensors(handed: Sequence[Any]) -> list[Node]:
+    """Return the tensors among ``handed``, what a forward saves; symbolic numbers come last and are left out."""
+    return [node for node in handed if tensor_value(node) is not None]
+
+
+def saved_places(backward: GraphModule, handed: Sequence[Any]) -> list[Node]:
+    """Return the inputs of ``backward`` for the tensors among ``handed``, in their order; numbers come first."""
+    numbers = sum(_is_number(node) for node in handed)
+    return list(backward.graph.find_nodes(op="placeholder"))[numbers : numbers + len(saved_tensors(handed))]
 
 
 def memories(gm: GraphModule, results: int) -> list[Memory]:
@@ -134,8 +163,12 @@ def readers(node: Node) -> Iterator[Node]:
     for user in node.users:
         if user.op == "output" or in_backward(user):
             continue
-        through = view_base(user) is not None or is_view(user) or user.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
-        yield from readers(user) if through else (user,)
+        yield from readers(user) if moves_only(user) else (user,)
+
+
+def moves_only(call: Node) -> bool:
+    """Whether ``call`` is a view, a copy or a cast."""
+    return view_base(call) is not None or is_view(call) or call.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
 
 
 def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
@@ -163,7 +196,14 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
         return KeepDecision(rule, "autocast is off where it is computed")
     if any(_WITHOUT_GRADIENT in reader.meta for reader in calls):
         return KeepDecision(rule, "a table is computed from it, which may be sensitive to it, like a cosine")
-    return KeepDecision(rule)
+    return KeepDecision(rule, _jump_reason(memory, rule))
+
+
+def _jump_reason(memory: Memory, rule: KeepRule) -> str:
+    """Return why rounding ``memory`` would change what the backward recomputes from it, "" if it would not."""
+    jumps = [view.meta[JUMP] for view in memory.views if JUMP in view.meta] if rule.keep in _LOSSY else []
+    jump = next((jump for jump in jumps if not jump.at_zero or rule.keep not in _WITH_SIGN), None)
+    return "" if jump is None else f"the backward recomputes {jump.op} from it, where a rounded value may jump"
 
 
 def names_of(node: Node) -> tuple[str, ...]:
@@ -187,3 +227,8 @@ def stored_bytes(values: Sequence[object]) -> int | None:
 def _storage(node: object) -> int | None:
     value = tensor_value(node)
     return None if value is None or value.layout is not torch.strided else value.untyped_storage()._cdata
+
+
+def _is_number(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))

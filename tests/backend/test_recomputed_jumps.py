@@ -1,0 +1,176 @@
+"""Values from which a backward recomputes ops that jump, such as floor, stay as the forward made them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from support.checks.exhaustive import each_once, exhaustive
+from test_kept_rules import BASE, all_in, compiled_gradients
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fxamp import Policy
+
+X = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+INDUCTOR = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])
+
+#: Functions of values from 0 to 511.
+JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": lambda p: p - p.floor(),
+    "ceil": lambda p: p.ceil() - p,
+    "round": lambda p: p - p.round(),
+    "round-decimals": lambda p: 10 * (p - p.round(decimals=1)),
+    "trunc": lambda p: p - p.trunc(),
+    "frac": lambda p: p.frac(),
+    "fmod": lambda p: p.fmod(1.0),
+    "remainder": lambda p: p % 3.0,
+    "rounding-mode": lambda p: p - torch.div(p, 2.0, rounding_mode="trunc") * 2.0,
+    "integers": lambda p: p - p.to(torch.int32),
+    "comparison": lambda p: 2.0 * (p > 200.0),
+    "sign": lambda p: (p - 250.0).sign(),
+    "index": lambda p: torch.arange(512.0).sin()[p.round().long()],
+}
+
+#: Ordinary functions that have kinks, and masks; the shipped policies pack what they read.
+SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
+    "clamp": lambda y: y.clamp(-0.5, 0.5),
+    "relu": torch.relu,
+    "leaky-relu": lambda y: F.leaky_relu(y, 0.1),
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "maximum": lambda y: torch.maximum(y, 0.1 * y + 0.3),
+    "pool": lambda y: F.max_pool1d(y, 2).repeat(1, 2),
+    "dropout": lambda y: F.dropout(y.tanh(), 0.3),
+    "infinities": lambda y: y.masked_fill(torch.isinf(y), 0.0),
+    "shape": lambda y: y * torch.ones_like(y, dtype=torch.int32),
+}
+
+
+class Positions(nn.Module):
+    """A wide result from a function of positions that the model computes: recomputed, they take less memory."""
+
+    def __init__(self, jump: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.jump = nn.Linear(32, 64), jump
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).float()
+        jumped = self.jump(torch.sigmoid(y) * 511.0) + y
+        return (jumped.unsqueeze(-1) * torch.linspace(0.5, 1.5, 8)).sin().sum()
+
+
+class Activated(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(32, 128), nn.Linear(128, 32), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.last(self.function(y.float() * 2.0)).float().square().sum()
+
+
+class Together(nn.Module):
+    """The sum of what ``parts`` return."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([part(x) for part in self.parts]).sum()
+
+
+def outcome(model: nn.Module, policy: Policy, lowering: str) -> tuple[float, str, str]:
+    """How far the gradients are at most from those without keep rules, and the forms and reasons of all values."""
+    torch.manual_seed(1)
+    _, plain, _ = compiled_gradients(model, X, BASE, lowering)
+    torch.manual_seed(1)
+    _, kept, report = compiled_gradients(model, X, policy, lowering)
+    values = report.graphs[-1].kept
+    ratios = [float((kept[name] - plain[name]).norm() / plain[name].norm()) for name in plain]
+    return max(ratios), str([value.form for value in values]), str([value.reason for value in values])
+
+
+#: The error that packing smooth functions' values leaves, at most; a jump leaves 0.1 and more.
+ROUNDING = {"int8": 0.02, "float8_e4m3fn": 0.06, "float8_e5m2": 0.1, "bfloat16": 0.01}
+
+
+@each_once("keep, jump", ROUNDING, JUMPS)
+def test_what_a_jump_reads_again_is_not_rounded(keep: str, jump: str) -> None:
+    error, _, _ = outcome(Positions(JUMPS[jump]), all_in(keep), "aot_eager")
+    assert error <= ROUNDING[keep]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_under_inductor_what_jumps_read_is_not_rounded() -> None:
+    model = Together(*(Positions(JUMPS[name]) for name in ("floor", "remainder", "comparison", "index")))
+    error, _, _ = outcome(model, all_in("int8"), "inductor")
+    assert error <= ROUNDING["int8"]
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", INDUCTOR])
+@pytest.mark.parametrize(
+    "policy", exhaustive(["cpu-bfloat16-lean", "cpu-bfloat16-leanest"], always=["cpu-bfloat16-lean"])
+)
+def test_the_shipped_policies_interpolate_in_a_table(policy: str, lowering: str) -> None:
+    error, _, reasons = outcome(Interpolation(), Policy.load(policy), lowering)
+    assert error <= 0.02 and "may jump" in reasons
+
+
+class Interpolation(nn.Module):
+    """Between two rows of a table at positions that the model computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(32, 512), nn.Embedding(512, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        position = torch.sigmoid(self.linear(x).float()) * 510.0
+        whole = position.floor()
+        part, row = (position - whole).unsqueeze(-1), whole.long()
+        return ((1 - part) * self.table(row) + part * self.table(row + 1)).sin().sum()
+
+
+@each_once("keep, function", ["int8", "float8_e4m3fn"], SMOOTH)
+def test_what_functions_without_jumps_read_is_packed(keep: str, function: str) -> None:
+    _, forms, reasons = outcome(Activated(SMOOTH[function]), all_in(keep), "aot_eager")
+    assert keep in forms and "may jump" not in reasons
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+def test_under_inductor_what_functions_without_jumps_read_is_packed() -> None:
+    """Their decompositions compare values, in the forward too."""
+    names = ("leaky-relu", "hardswish", "elu", "softplus")
+    model = Together(*(Activated(SMOOTH[name]) for name in names))
+    _, forms, reasons = outcome(model, all_in("int8"), "inductor")
+    assert forms.count("int8") >= len(names) and "may jump" not in reasons
+
+
+class Halves(nn.Module):
+    """Positive and negative values take different functions, written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).float()
+        halves = torch.where(y > 0, 1.0, -3.0) * y
+        return (halves.unsqueeze(-1) * torch.linspace(0.5, 1.5, 8)).sin().sum()
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", INDUCTOR])
+@pytest.mark.parametrize(("keep", "packs"), [("int8", False), ("float8_e4m3fn", True), ("float8_e5m2", True)])
+def test_a_comparison_with_zero_reads_floats_of_8_bits(keep: str, packs: bool, lowering: str) -> None:
+    error, forms, _ = outcome(Halves(), all_in(keep), lowering)
+    assert (keep in forms) is packs and error <= (ROUNDING[keep] if packs else 1e-3)
+
+
+@pytest.mark.parametrize("keep", ["recompute", "as-is"])
+def test_exact_forms_do_not_mind_jumps(keep: str) -> None:
+    error, _, reasons = outcome(Positions(JUMPS["floor"]), all_in(keep), "aot_eager")
+    assert error == 0 and "may jump" not in reasons
