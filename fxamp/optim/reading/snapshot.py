@@ -6,25 +6,28 @@ tens of nanoseconds per tensor. A Python loop takes ten times as long, more than
 
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from functools import partial
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from fxamp.optim.precision.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
 from fxamp.optim.reading.layout import gradients_of
 from fxamp.optim.shards import all_plain, local
 from fxamp.torch_private import comparison_with
 
-_grad = attrgetter("grad")
+_grad, _packed_parts = attrgetter("grad"), attrgetter("parts")
 
 
 class Snapshot:
     """An optimizer at one moment. Two equal snapshots mean two layouts with equal :meth:`Layout.key`.
 
-    Parameters and state are compared by identity, parameters also by what ``parameter.data = ...`` can change;
-    gradients by what a compiled step assumes of them, because most loops make new ones for each step.
+    Parameters and state are compared by identity and by what ``tensor.data = ...`` can change; gradients by what a
+    compiled step assumes of them, because most loops make new ones for each step.
 
     Attributes:
         gradients: one for each parameter, None if it has none; of DTensors this rank's part.
@@ -38,12 +41,13 @@ class Snapshot:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         groups = optimizer.param_groups
         owners = [parameter for group in groups for parameter in group["params"]]
-        state = _values_of(optimizer.state.values())
-        self._objects: tuple[Sequence[Any], ...] = (owners, list(optimizer.state), state)
+        self._state = _values_of(optimizer.state.values())
+        self._objects: tuple[Sequence[Any], ...] = (owners, list(optimizer.state), self._state)
         self._parts, self.gradients = owners, list(map(_grad, owners))
         if not all_plain(owners):
             self._parts, self.gradients = list(map(local, owners)), gradients_of(owners)
-            self._objects += (self._parts, list(map(local, state)))
+            self._state = list(map(local, self._state))
+            self._objects += (self._parts, self._state)
         self.active = [gradient for gradient in self.gradients if gradient is not None]
         everywhere = len(self.active) == len(owners)
         self._absent = [] if everywhere else [at for at, gradient in enumerate(self.gradients) if gradient is None]
@@ -76,6 +80,7 @@ class Snapshot:
         settings = self.settings if self.plain_settings() else None
         print_ = self._fingerprint()
         same_parts, same_gradients = comparison_with(self._parts), comparison_with(self.active)
+        same_state = _comparison_with_itself(self._state)
 
         def likeness(now: "Snapshot") -> Likeness:
             if not (
@@ -86,6 +91,7 @@ class Snapshot:
                 and now._names == names
                 and same_parts(*now._parts)
                 and same_gradients(*now.active)
+                and same_state()
             ):
                 return Likeness.OTHER
             if settings is not None and not now._attributes and all(map(_same, now.settings, settings)):
@@ -108,6 +114,17 @@ def _values_of(entries: Collection[Any]) -> list[Any]:
         return list(chain.from_iterable(map(dict.values, entries)))
     except TypeError:  # an entry that is no dict
         return [value for entry in entries for value in (entry.values() if isinstance(entry, dict) else (entry,))]
+
+
+def _comparison_with_itself(values: Sequence[Any]) -> Callable[[], bool]:
+    """Return a function that tells whether the tensors among ``values``, and the parts of packed ones, are as now."""
+    distinct = {id(v): v for v in values if isinstance(v, Tensor) and v.layout is torch.strided}
+    tensors = [*distinct.values()]
+    packed = [tensor for tensor in tensors if isinstance(tensor, PackedTensor)]
+    same = comparison_with([*tensors, *chain.from_iterable(map(_packed_parts, packed))])
+    if not packed:
+        return partial(same, *tensors)
+    return lambda: same(*tensors, *chain.from_iterable(map(_packed_parts, packed)))
 
 
 def _same(one: Sequence[Any], other: Sequence[Any]) -> bool:
