@@ -133,6 +133,8 @@ class CompiledOptimizer:
             inner = wrapped_optimizer(optimizer)
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
+            if optimizer.defaults.get("differentiable"):  # torch asks the defaults, not the groups
+                raise NotCompilableError("differentiable=True: autograd records its step, but no compiled one")
             with torch.no_grad():  # tensors have other properties in inference mode
                 return self._prepare(optimizer, self._in_precision(options))
         except MakesStateError as error:
