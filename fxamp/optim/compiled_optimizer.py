@@ -21,7 +21,7 @@ from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_s
 from fxamp.optim.reading.fingerprint import own_attributes
 from fxamp.optim.reading.layout import Layout, read_layout, settings_of
 from fxamp.optim.reading.snapshot import Likeness, Snapshot
-from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors
+from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors, numbers_in
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
 from fxamp.policy import OptimizerPrecision
 from fxamp.torch_private import compile_lock
@@ -63,6 +63,7 @@ class CompiledOptimizer:
         backward_step: steps the parameters while backwards run; None if backwards step nothing.
         reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
         compilations: how often a step was compiled.
+        numbers: the names of the state's numbers that steps keep as tensors, and their types.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -73,6 +74,7 @@ class CompiledOptimizer:
         self.backward_step: BackwardStep | None = None
         self.reasons: tuple[str, ...] = ()
         self.compilations = 0
+        self.numbers: dict[str, type[int] | type[float]] = {}
         self._compiled: dict[Hashable, list[CompiledParts]] = {}
         self._uncompilable: dict[Hashable, str] = {}
         self._creating: set[Hashable] = set()
@@ -193,6 +195,7 @@ class CompiledOptimizer:
         try:
             counters = counters_as_tensors(optimizer, layout)
             for owner, entry in counters.items():
+                self.numbers |= numbers_in(layout.state.get(owner, {}), entry)
                 optimizer.state[layout.owner_of(owner)].update(entry)
             if counters:
                 layout = read_layout(optimizer)
@@ -237,8 +240,10 @@ class CompiledOptimizer:
 
 def _saved(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """Return the saved state as the uncompiled optimizer would save it."""
+    compiled = CompiledOptimizer.known(optimizer)
+    numbers = {} if compiled is None else compiled.numbers
     groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
-    state = {at: plain_entry(entry, groups.get(at, {})) for at, entry in saved["state"].items()}
+    state = {at: plain_entry(entry, groups.get(at, {}), numbers) for at, entry in saved["state"].items()}
     return {**saved, "state": state}
 
 

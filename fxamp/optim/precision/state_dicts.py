@@ -10,20 +10,23 @@ from fxamp.optim.precision.packed_tensor import is_packed, unpacked
 from fxamp.passes.step.pack_state import COUNT
 
 
-def plain_entry(entry: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one owner's entry, with its step counter where an eager step keeps it.
+def plain_entry(
+    entry: Mapping[str, Any], group: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]
+) -> dict[str, Any]:
+    """Return one owner's entry, with its numbers as numbers, and its step counter where an eager step keeps it.
 
-    The count of steps that rounded stochastically becomes a number, because optimizers convert loaded tensors to the
-    parameter's dtype.
+    Counters are numbers again because optimizers convert loaded tensors to the parameter's dtype.
 
     Args:
         entry: the owner's state as the compiled step stores it.
         group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
+        numbers: the names of the numbers that the compiled step stores as tensors, and their types.
     """
     on_device = group.get("capturable") or group.get("fused")
     shown = {name: unpacked(value) for name, value in entry.items()}
-    if isinstance(shown.get(COUNT), Tensor):
-        shown[COUNT] = int(shown[COUNT])
+    for name, number in {COUNT: int, **numbers}.items():
+        if isinstance(shown.get(name), Tensor):
+            shown[name] = number(shown[name])
     return {
         name: value.cpu() if name == "step" and isinstance(value, Tensor) and not on_device else value
         for name, value in shown.items()

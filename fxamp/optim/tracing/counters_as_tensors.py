@@ -5,6 +5,7 @@ parameter's device. The optimizer itself creates state entries, in its first ste
 (SGD's momentum is a copy of the gradient), and a skipped step must not create any.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,15 @@ def counters_as_tensors(optimizer: torch.optim.Optimizer, layout: Layout) -> Ent
         for owner, entry in numbers.items():
             changes.setdefault(owner, {}).update(entry)
     raise NotCompilableError("what it keeps in its state changes its kind from step to step")
+
+
+def numbers_in(entry: Mapping[str, Any], changes: Mapping[str, Tensor]) -> dict[str, type[int] | type[float]]:
+    """Return the names of an owner's numbers that ``changes`` replaces by tensors, and the types of the numbers."""
+    return {
+        name: float if tensor.is_floating_point() else int
+        for name, tensor in changes.items()
+        if isinstance(entry.get(name), (int, float))
+    }
 
 
 def _applied(layout: Layout, changes: Entries) -> Layout:

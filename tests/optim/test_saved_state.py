@@ -1,0 +1,103 @@
+"""What ``state_dict`` of a compiled optimizer saves: torch's own numbers and tensors, all of one moment."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from support.checks.exhaustive import each_once
+from support.programs.user_optimizers import Counting
+from torch import Tensor, nn
+
+import fxamp
+from fxamp.optim import CompiledOptimizer
+from fxamp.optim.tracing.stand_ins import plain_step
+
+
+class Numbering(torch.optim.Optimizer):
+    """Keeps numbers of its own beside a mean: ``count`` steps, and a ``decay`` that shrinks with each of them.
+
+    ``anew``: its count is bound anew by each step, and not changed in place.
+    """
+
+    def __init__(self, parameters: Any, lr: float = 0.001, anew: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "anew": anew})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state.update(count=0, decay=1.0, mean=torch.zeros_like(parameter), constant=3)
+                if group["anew"]:
+                    state["count"] = state["count"] + 1
+                else:
+                    state["count"] += 1
+                state["decay"] *= 0.99
+                state["mean"].lerp_(parameter.grad, 0.1)
+                parameter.add_(state["mean"] / (1 - state["decay"]), alpha=-group["lr"])
+
+
+NUMBERED: dict[str, Any] = {
+    "in place": Numbering,
+    "bound anew": lambda own: Numbering(own, anew=True),
+    "named step": lambda own: Counting(own, lr=0.001),
+}
+
+
+def steps(optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+
+def restarted(make: Any, dtype: torch.dtype, compiled: bool, closed: bool) -> tuple[list[Tensor], Any]:
+    """Return the parameters of a training that is saved, loaded and continued, and its last state.
+
+    ``closed``: its last step before it is saved is the optimizer's own.
+    """
+    optimizers, parameter = [], nn.Parameter(torch.ones(3, dtype=dtype))
+    for at in range(2):
+        optimizer = make([parameter])
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+        if at:
+            file = io.BytesIO()
+            torch.save(optimizers[-1].state_dict(), file)
+            file.seek(0)
+            optimizer.load_state_dict(torch.load(file))
+        optimizers.append(optimizer)
+        steps(optimizer, 270)
+        assert not compiled or CompiledOptimizer.of(optimizer).compilations
+        if closed:
+            plain = make([parameter])
+            plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            steps(plain, 1)
+            optimizer.load_state_dict(plain.state_dict())
+    (entry,) = optimizers[-1].state_dict()["state"].values()
+    return [parameter.detach()], entry
+
+
+@each_once("make, dtype, closed", NUMBERED, (torch.bfloat16, torch.float32), (False, True))
+def test_numbers_are_saved_as_numbers_and_count_on(make: str, dtype: torch.dtype, closed: bool) -> None:
+    (ours, entry), (theirs, expected) = (restarted(NUMBERED[make], dtype, it, closed) for it in (True, False))
+    assert {name: type(value) for name, value in entry.items()} == {n: type(v) for n, v in expected.items()}
+    for name, value in expected.items():
+        if isinstance(value, (int, float)):
+            assert entry[name] == pytest.approx(value, rel=1e-5)
+    tolerance = 2**-7 if dtype is torch.bfloat16 else 1e-5
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
+
+
+def test_a_number_stays_one_after_a_step_of_the_optimizers_own() -> None:
+    optimizer = fxamp.compile_optimizer(NUMBERED["bound anew"]([nn.Parameter(torch.ones(3))]), lowering="aot_eager")
+    steps(optimizer, 4)
+    plain_step(optimizer)(optimizer)
+    (entry,) = optimizer.state_dict()["state"].values()
+    assert type(entry["count"]) is int and entry["count"] == 5
