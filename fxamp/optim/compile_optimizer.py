@@ -43,7 +43,8 @@ def compile_optimizer(
     Args:
         optimizer: any optimizer, including user-defined ones.
         policy: a Policy, a built-in name or a path, whose ``[optimizer]`` table sets the precision of the state. None
-            keeps the state as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way. With
+            keeps the state as the optimizer creates it. ``state_dict()`` returns ordinary tensors either way; of packed
+            state, or state with counters that are numbers, it is a copy, which later steps do not change. With
             ``in_backward = true``, backwards compiled with this policy step their parameters, whose ``.grad`` stays
             None. Call ``step()`` once after each backward: it steps the other parameters.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the

@@ -14,7 +14,7 @@ from fxamp.errors import OptionError
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
 from fxamp.optim.in_backward import BackwardStep, subject
-from fxamp.optim.precision.state_dicts import plain_entry
+from fxamp.optim.precision.state_dicts import plain_state
 from fxamp.optim.precision.state_precision import Precision, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
@@ -242,9 +242,7 @@ def _saved(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str,
     """Return the saved state as the uncompiled optimizer would save it."""
     compiled = CompiledOptimizer.known(optimizer)
     numbers = {} if compiled is None else compiled.numbers
-    groups = {at: packed for packed in saved["param_groups"] for at in packed["params"]}
-    state = {at: plain_entry(entry, groups.get(at, {}), numbers) for at, entry in saved["state"].items()}
-    return {**saved, "state": state}
+    return {**saved, "state": plain_state(saved, numbers)}
 
 
 _compiled: "weakref.WeakKeyDictionary[torch.optim.Optimizer, CompiledOptimizer]" = weakref.WeakKeyDictionary()

@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.optim import CompiledOptimizer
+from fxamp.optim import CompiledOptimizer, packed_state_dict
+from fxamp.optim.precision.packed_tensor import is_packed
 from fxamp.optim.tracing.stand_ins import plain_step
+from fxamp.policy import Policy
 
 
 class Numbering(torch.optim.Optimizer):
@@ -101,3 +104,68 @@ def test_a_number_stays_one_after_a_step_of_the_optimizers_own() -> None:
     plain_step(optimizer)(optimizer)
     (entry,) = optimizer.state_dict()["state"].values()
     assert type(entry["count"]) is int and entry["count"] == 5
+
+
+PACKED = {
+    "bfloat16": 'state = "bfloat16"',
+    "8bit": 'state = "8bit"',
+    "8bit stochastic": 'state = "8bit"\nrounding = "stochastic"',
+    "one of two": 'state = { exp_avg = "8bit" }',
+    "weights": 'rounding = "stochastic"',
+}
+ADAMS = {"AdamW": torch.optim.AdamW, "Adam": torch.optim.Adam, "NAdam": torch.optim.NAdam}
+
+
+def packing(make: str, table: str) -> torch.optim.Optimizer:
+    """Return an optimizer after three steps; of its parameters one is a single number, whose state is not packed."""
+    dtype = torch.bfloat16 if table == "weights" else torch.float32
+    own = [nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in ((300,), ())]
+    optimizer: torch.optim.Optimizer = ADAMS[make](own, lr=0.01, foreach=False)
+    policy = Policy.loads(f'extends = ["cpu-bfloat16"]\n[optimizer]\n{PACKED[table]}\n')
+    fxamp.compile_optimizer(optimizer, policy, lowering="aot_eager")
+    steps(optimizer, 3)
+    return optimizer
+
+
+def bits(saved: dict[str, Any]) -> list[Tensor]:
+    values = [value for entry in saved["state"].values() for value in entry.values()]
+    return [value.unpacked() if is_packed(value) else torch.as_tensor(value) for value in values]
+
+
+@pytest.mark.parametrize("save", [torch.optim.Optimizer.state_dict, packed_state_dict])
+@each_once("table, make", PACKED, ADAMS)
+def test_what_is_saved_of_packed_state_is_of_one_moment(
+    table: str, make: str, save: Callable[[torch.optim.Optimizer], dict[str, Any]]
+) -> None:
+    """It equals a copy that is made at once, also after steps and writes to the optimizer's state."""
+    optimizer = packing(make, table)
+    saved = save(optimizer)
+    at_once = [value.clone() for value in bits(saved)]
+    steps(optimizer, 4)
+    for entry in optimizer.state.values():
+        for value in entry.values():
+            value.zero_()
+    assert all(map(torch.equal, bits(saved), at_once))
+    assert not any(map(torch.equal, bits(optimizer.state_dict()), at_once))
+
+
+def test_what_is_saved_of_unpacked_state_follows_the_optimizer_as_torchs_does() -> None:
+    saved = []
+    for compiled in (True, False):
+        optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(3))], lr=0.01, foreach=False)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+        steps(optimizer, 3)
+        saved.append(optimizer.state_dict())
+        steps(optimizer, 4)
+    for ours, theirs in zip(*map(bits, saved), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_numbers_and_tensors_are_of_one_moment() -> None:
+    optimizer = fxamp.compile_optimizer(Numbering([nn.Parameter(torch.ones(3))]), lowering="aot_eager")
+    steps(optimizer, 3)
+    saved = optimizer.state_dict()
+    at_once = copy.deepcopy(saved)
+    steps(optimizer, 4)
+    assert all(map(torch.equal, bits(saved), bits(at_once)))

@@ -6,45 +6,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.precision.packed_tensor import is_packed, unpacked
+from fxamp.optim.precision.packed_tensor import is_packed, packed_copy, unpacked
 from fxamp.passes.step.pack_state import COUNT
 
 
-def plain_entry(
-    entry: Mapping[str, Any], group: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]
-) -> dict[str, Any]:
-    """Return one owner's entry, with its numbers as numbers, and its step counter where an eager step keeps it.
+def plain_state(saved: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]) -> dict[Any, dict[str, Any]]:
+    """Return the state of ``saved``, a state_dict, as an eager step keeps it: no tensor packed, and numbers as numbers.
 
-    Counters are numbers again because optimizers convert loaded tensors to the parameter's dtype.
+    If anything in it had another form, all of it is a copy, of this moment, and otherwise all of it is the optimizer's
+    own, which steps change, as torch's is. Only a step counter that moves to the CPU does not count.
 
     Args:
-        entry: the owner's state as the compiled step stores it.
-        group: the owner's settings. Unless they enable "capturable" or "fused", torch keeps ``step`` on the CPU.
+        saved: what torch makes of the state as the compiled step stores it.
         numbers: the names of the numbers that the compiled step stores as tensors, and their types.
     """
-    on_device = group.get("capturable") or group.get("fused")
-    shown = {name: unpacked(value) for name, value in entry.items()}
-    for name, number in {COUNT: int, **numbers}.items():
-        if isinstance(shown.get(name), Tensor):
-            shown[name] = number(shown[name])
-    return {
-        name: value.cpu() if name == "step" and isinstance(value, Tensor) and not on_device else value
-        for name, value in shown.items()
-    }
+    state = saved["state"]
+    plain = {at: {name: _plain(name, value, numbers) for name, value in entry.items()} for at, entry in state.items()}
+    if any(value is not state[at][name] for at, entry in plain.items() for name, value in entry.items()):
+        plain = {at: {n: _copied(v) if v is state[at][n] else v for n, v in e.items()} for at, e in plain.items()}
+    groups = {at: group for group in saved["param_groups"] for at in group["params"]}
+    for at, entry in plain.items():
+        step = entry.get("step")
+        if isinstance(step, Tensor) and not _counts_on_device(groups.get(at, {})):
+            entry["step"] = step.cpu()
+    return plain
+
+
+def _plain(name: str, value: Any, numbers: Mapping[str, type[int] | type[float]]) -> Any:
+    """Return a value in the form that it has without compiled steps: itself if it has that.
+
+    Counters are numbers again because optimizers convert loaded tensors to the parameter's dtype.
+    """
+    number = int if name == COUNT else numbers.get(name)
+    return number(value) if number is not None and isinstance(value, Tensor) else unpacked(value)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _counts_on_device(group: Mapping[str, Any]) -> bool:
+    """Whether torch keeps ``step`` on the device of a parameter with these settings, and not on the CPU."""
+    return bool(group.get("capturable") or group.get("fused"))
 
 
 def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """``optimizer.state_dict()`` with the state as it is stored, packed if the policy says so.
 
-    It holds ``PackedTensor``: only a program that has fxamp can load it, into an optimizer compiled with any policy, or
-    none.
+    What is packed is a copy, of this moment, and so is the rest. It holds ``PackedTensor``: only a program that has
+    fxamp can load it, into an optimizer compiled with any policy, or none.
     """
     saved = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     places = [at for packed in saved["param_groups"] for at in packed["params"]]
     stored = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
     state = {
-        at: {n: stored[at][n] if at in stored and is_packed(stored[at].get(n)) else v for n, v in entry.items()}
+        at: {**entry, **{n: packed_copy(v) for n, v in stored.get(at, {}).items() if n in entry and is_packed(v)}}
         for at, entry in saved["state"].items()
     }
     return {**saved, "state": state}
