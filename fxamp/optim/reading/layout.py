@@ -167,11 +167,13 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
 
     Raises:
         NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
-            several devices, state that is not a dict of tensors and constants.
+            several devices, state that is not a dict of tensors and constants, a parameter that is there twice.
     """
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer)
     known = {id(parameter): local(parameter) for parameter in owners}
+    if len(known) < len(owners):
+        raise NotCompilableError("a parameter is in its groups twice, and each step steps it twice")
     gradients = gradients_of(owners)
     state_of_optimizer = {
         o: v for o, v in optimizer.state.items() if v and (not isinstance(o, Tensor) or id(o) in known)
