@@ -92,11 +92,12 @@ class BackwardSteps(Participant):
 class _Run:
     """One run of a backward graph: the parameters to step, by the positions of their gradients among its outputs.
 
-    ``early``: those stepped as soon as their gradients exist. ``late``: those stepped after the graph has run, because
-    it may read their memory in ways that its code does not show. Other gradients are returned. ``results``: gradients
-    that wait for the end.
+    ``steps``: what steps each, decided as the backward begins. ``early``: those stepped as soon as their gradients
+    exist. ``late``: those stepped after the graph has run, because it may read their memory in ways that its code does
+    not show. Other gradients are returned. ``results``: gradients that wait for the end.
     """
 
+    steps: Mapping[int, BackwardStep]
     early: Mapping[int, Tensor]
     late: Mapping[int, Tensor]
     results: dict[int, Tensor] = field(default_factory=dict)
@@ -104,23 +105,19 @@ class _Run:
     def receive(self, gradients: Sequence[Tensor], places: Sequence[int]) -> None:
         """Step the parameters that can be stepped; copy the other gradients, whose memory the graph reuses."""
         by_place = dict(zip(places, gradients, strict=True))
-        now = [place for place in places if place in self.early]
-        _step([self.early[place] for place in now], [by_place[place] for place in now])
+        self._step(self.early, {place: by_place[place] for place in places if place in self.early})
         self.results.update({place: by_place[place].clone() for place in places if place not in self.early})
 
     def finish(self) -> None:
         """Step the parameters that had to wait for the end."""
-        places = [place for place in self.late if place in self.results]
-        _step([self.late[place] for place in places], [self.results.pop(place) for place in places])
+        self._step(self.late, {place: self.results.pop(place) for place in self.late if place in self.results})
 
-
-def _step(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    groups: dict[BackwardStep, list[int]] = {}
-    for at, step in enumerate(backward_steps(parameters)):
-        assert step is not None
-        groups.setdefault(step, []).append(at)
-    for step, members in groups.items():
-        step([parameters[at] for at in members], [gradients[at] for at in members])
+    def _step(self, parameters: Mapping[int, Tensor], gradients: Mapping[int, Tensor]) -> None:
+        groups: dict[BackwardStep, list[int]] = {}
+        for place in gradients:
+            groups.setdefault(self.steps[place], []).append(place)
+        for step, members in groups.items():
+            step([parameters[place] for place in members], [gradients[place] for place in members])
 
 
 def _places(gm: GraphModule) -> tuple[int, ...]:
@@ -155,7 +152,7 @@ def _begin(args: Sequence[Any], read: Mapping[int, int | None], policy: str) -> 
     if parameters and not steps:
         warn_once(__name__, _NO_OPTIMIZER, policy)
     if len({_memory(parameters[at]) for at in steps}) < len(steps):
-        return _Run({}, {})  # they share memory, or autograd sums their gradients
+        return _Run({}, {}, {})  # they share memory, or autograd sums their gradients
     for step in {*steps.values()}:
         step.require([parameters[at] for at in steps if steps[at] is step])
     inputs: dict[int, set[int | None]] = {}
@@ -163,7 +160,7 @@ def _begin(args: Sequence[Any], read: Mapping[int, int | None], policy: str) -> 
         if isinstance(value, Tensor):
             inputs.setdefault(_memory(value), set()).add(at)
     late = {at: parameters[at] for at in steps if inputs.get(_memory(parameters[at]), set()) - {read[at]}}
-    return _Run({place: parameters[place] for place in steps if place not in late}, late)
+    return _Run(steps, {place: parameters[place] for place in steps if place not in late}, late)
 
 
 def _is_plain(parameter: Tensor) -> bool:

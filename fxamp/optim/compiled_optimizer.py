@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
-from fxamp.optim.in_backward import BackwardStep, subject
+from fxamp.optim.in_backward import BackwardStep, parameters_of, subject
 from fxamp.optim.precision.state_dicts import plain_state
 from fxamp.optim.precision.state_precision import Precision, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
@@ -110,13 +110,14 @@ class CompiledOptimizer:
         """
         optimizer = self._optimizer()
         assert optimizer is not None
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        own = (self.backward_step or BackwardStep(optimizer)) if asked else None
-        if own is not None:
-            if any(step not in (None, own) for step in backward_steps(parameters)):
-                raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")
-            own.take(parameters)
-        self.backward_step = own
+        before = self.backward_step
+        self.backward_step = (before or BackwardStep(optimizer)) if asked else None
+        if asked:
+            try:
+                backward_steps(parameters_of(optimizer))
+            except OptionError:
+                self.backward_step = before
+                raise
 
     def prepare(self, options: StepOptions, arguments: bool = False) -> BoundStep | None:
         """Return the step, ready to run, compiling it if necessary; None if the host must decide.
@@ -249,10 +250,22 @@ _compiled: "weakref.WeakKeyDictionary[torch.optim.Optimizer, CompiledOptimizer]"
 _creating = RLock()
 
 
-def backward_steps(parameters: Iterable[Tensor]) -> list[BackwardStep | None]:
-    """Return the BackwardStep of each of ``parameters``; None for one that no backward steps."""
-    steps = [step for compiled in list(_compiled.values()) if (step := compiled.backward_step) is not None]
-    return [next((step for step in steps if parameter in step), None) for parameter in parameters]
+def backward_steps(parameters: Collection[Tensor]) -> list[BackwardStep | None]:
+    """Return the BackwardStep of each of ``parameters``; None for one that no backward steps.
+
+    This reads the param_groups of all optimizers that step in backwards, so call it once per backward. Raises
+    OptionError if two of them have one of ``parameters``.
+    """
+    asked = list(map(id, parameters))
+    found: dict[int, BackwardStep | None] = dict.fromkeys(asked)
+    for optimizer, compiled in list(_compiled.items()):
+        step = compiled.backward_step
+        for parameter in () if step is None else parameters_of(optimizer):
+            if id(parameter) in found:
+                if found[id(parameter)] not in (None, step):
+                    raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")
+                found[id(parameter)] = step
+    return [found[key] for key in asked]
 
 
 def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:

@@ -35,17 +35,8 @@ class BackwardStep:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
-        self._parameters: dict[int, weakref.ref[Tensor]] = {}
         self._stepped: dict[int, Tensor] = {}
         self._settings: list[dict[str, Any]] = []
-
-    def take(self, parameters: Sequence[Tensor]) -> None:
-        """Step ``parameters`` from now on, and no others."""
-        self._parameters = {id(parameter): weakref.ref(parameter) for parameter in parameters}
-
-    def __contains__(self, parameter: Tensor) -> bool:
-        reference = self._parameters.get(id(parameter))
-        return reference is not None and reference() is parameter
 
     def require(self, parameters: Sequence[Tensor]) -> None:
         """Raise RuntimeError if the backward that begins cannot step ``parameters``."""
@@ -94,13 +85,20 @@ class BackwardStep:
     def close(self) -> None:
         """Begin the optimizer's ``step()``, which steps the parameters that no backward has stepped.
 
-        Raises RuntimeError if a parameter was stepped with a part of its gradient, or with settings that changed since.
+        Raises RuntimeError if a parameter was stepped with a part of its gradient, or with settings that changed since,
+        or is no longer the optimizer's.
         """
         optimizer = self._optimizer()
         assert optimizer is not None
         stepped, settings = self._stepped, self._settings
         self._stepped, self._settings = {}, []
+        own = set(map(id, parameters_of(optimizer))) if stepped else set()
         for parameter in stepped.values():
+            if id(parameter) not in own:
+                raise RuntimeError(
+                    f"{subject(optimizer)}, and a parameter {_name(optimizer, parameter)} left its param_groups "
+                    "between the backward, which stepped it, and step(); accepted: changes of param_groups after step()"
+                )
             if parameter.grad is not None:
                 raise RuntimeError(
                     f"{subject(optimizer)}, and parameter {_name(optimizer, parameter)} was stepped in the backward "
@@ -112,7 +110,7 @@ class BackwardStep:
                 f"{subject(optimizer)}, and its settings changed between the backward, which stepped with the old "
                 "ones, and step(); accepted: changes after step(), as by scheduler.step()"
             )
-        grads = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        grads = any(parameter.grad is not None for parameter in parameters_of(optimizer))
         if grads and not stepped:
             warn_once(__name__, _IDLE, type(optimizer).__name__)
 
@@ -163,7 +161,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 @contextmanager
 def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Hide the gradients of all parameters from the step inside."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -172,6 +170,11 @@ def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters that the optimizer has now."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def subject(optimizer: torch.optim.Optimizer) -> str:

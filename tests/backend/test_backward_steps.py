@@ -162,6 +162,84 @@ def test_what_the_optimizer_does_not_have_gets_its_gradient() -> None:
         assert torch.equal(getattr(model.norm, name).grad, getattr(twin.norm, name).grad)
 
 
+@pytest.mark.parametrize("change", ["moved", "popped", "added", "grouped"])
+def test_parameters_go_with_the_param_groups(change: str) -> None:
+    """One that moves to another optimizer is trained by it, and one that is added by its new optimizer."""
+    results = []
+    for policy in (POLICY, "cpu-bfloat16"):
+        torch._dynamo.reset()
+        model = compiled(Net(), policy)
+        moving = [model.fall.weight, model.factor]
+        mine = [parameter for parameter in model.parameters() if all(parameter is not other for other in moving)]
+        first = mine if change in ("added", "grouped") else list(model.parameters())
+        optimizer = torch.optim.AdamW(first, lr=0.05)
+        if policy is POLICY:
+            fxamp.compile_optimizer(optimizer, policy)
+        optimizers: list[torch.optim.Optimizer] = [optimizer]
+        for step in range(2 * STEPS):
+            if step == STEPS:
+                if change == "moved":
+                    optimizer.param_groups[0]["params"] = mine
+                elif change == "popped":
+                    optimizer.param_groups.pop()
+                    optimizer.add_param_group({"params": mine})
+                elif change == "added":
+                    optimizer.param_groups[0]["params"].extend(moving)
+                else:
+                    optimizer.add_param_group({"params": moving, "lr": 0.5})
+                if change in ("moved", "popped"):
+                    optimizers.append(torch.optim.SGD(moving, lr=0.5))
+            model(*batch(step)).backward()
+            assert all(p.grad is None for p in optimizer.param_groups[0]["params"]) == (policy is POLICY)
+            for each in optimizers:
+                each.step()
+            model.zero_grad()
+        results.append(list(model.parameters()))
+    assert_equal(*results)  # type: ignore[arg-type]
+
+
+def test_both_optimizers_may_step_in_backwards_when_a_parameter_moves() -> None:
+    model, twin = compiled(Net()), compiled(Net(), "cpu-bfloat16")
+    pairs = []
+    for own, policy in ((model, POLICY), (twin, "cpu-bfloat16")):
+        norms = [*own.norm.parameters()]
+        others = [parameter for name, parameter in own.named_parameters() if "norm" not in name]
+        pairs.append([torch.optim.SGD(norms, lr=0.1), torch.optim.SGD(others, lr=0.3)])
+        if policy is POLICY:
+            pairs[-1] = [fxamp.compile_optimizer(optimizer, policy) for optimizer in pairs[-1]]
+    for step in range(2 * STEPS):
+        for own, pair in ((model, pairs[0]), (twin, pairs[1])):
+            if step == STEPS:
+                pair[0].add_param_group({"params": [pair[1].param_groups[0]["params"].pop()]})
+            own(*batch(step)).backward()
+            for optimizer in pair:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert_equal(list(model.parameters()), list(twin.parameters()))
+
+
+def test_a_parameter_that_two_optimizers_get_later_is_an_error() -> None:
+    model = compiled(Net())
+    own = list(model.parameters())
+    first, second = (fxamp.compile_optimizer(torch.optim.SGD(part, lr=0.1), POLICY) for part in (own[:3], own[3:]))
+    second.add_param_group({"params": own[:1]})
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(OptionError, match="another optimizer with it has some of its parameters"):
+        model(*batch(0)).backward()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    first.param_groups.clear()
+    model(*batch(0)).backward()
+
+
+def test_a_parameter_that_leaves_between_backward_and_step_is_an_error() -> None:
+    model = compiled(Net())
+    optimizer = stepping(model)
+    model(*batch(0)).backward()
+    optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(RuntimeError, match=r"a parameter of shape .* left its param_groups between the backward"):
+        optimizer.step()
+
+
 def test_autograd_grad_and_inputs_step_nothing() -> None:
     model = compiled(Net())
     optimizer, before = stepping(model), copy.deepcopy(model.state_dict())
