@@ -22,6 +22,9 @@ _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedT
 #: Optimizers without a scaler that already have the hook for their first step.
 _seen: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
+#: The scaler that :func:`prepare` gave to each accelerator.
+_ours: "weakref.WeakKeyDictionary[Accelerator, GradScaler]" = weakref.WeakKeyDictionary()
+
 
 def prepare(
     accelerator: Accelerator,
@@ -34,8 +37,9 @@ def prepare(
     """Compile every model, call ``accelerator.prepare(*objects)``, and let the scaler step every optimizer.
 
     The loop does not change: ``accelerator.backward``, ``accumulate``, ``clip_grad_norm_``, ``save_state`` and
-    ``load_state`` find the scaler at ``accelerator.scaler``. Gradients are unscaled after
-    each backward.
+    ``load_state`` find the scaler at ``accelerator.scaler``. Gradients are unscaled after each backward.
+    After ``accelerator.free_memory()``, as in Accelerate's ``find_executable_batch_size``, it can be called again, and
+    makes a new scaler.
 
     Args:
         accelerator: with ``mixed_precision="no"``, or "bf16" for code outside the compiled graphs.
@@ -54,8 +58,9 @@ def prepare(
     """
     settings = setup("prepare", policy, scaler, options, compile_arguments)
     _require_free(accelerator)
+    accelerator.scaler = settings.scaler
     if settings.scaler is not None:
-        accelerator.scaler = settings.scaler
+        _ours[accelerator] = settings.scaler
     for item in objects:
         if isinstance(item, torch.nn.Module):
             settings.compile_in_place(item)
@@ -74,11 +79,17 @@ def _require_free(accelerator: Accelerator) -> None:
         )
     if accelerator.distributed_type in _REFUSED:
         raise OptionError(f"distributed type {accelerator.distributed_type}: its engine steps and scales itself")
-    if accelerator.scaler is not None:
+    if accelerator.scaler is not None and not _is_done(accelerator):
         raise OptionError(
             f"the accelerator has a scaler already, {type(accelerator.scaler).__name__}: call prepare once, with every "
-            "model and optimizer"
+            "model and optimizer, or again after accelerator.free_memory()"
         )
+
+
+def _is_done(accelerator: Accelerator) -> bool:
+    """Whether the scaler is :func:`prepare`'s, and the accelerator has released the models and optimizers with it."""
+    own = _ours.get(accelerator) is accelerator.scaler
+    return own and not (accelerator._models or accelerator._optimizers)
 
 
 def make_scale(settings: Setup, model: torch.nn.Module) -> None:

@@ -218,3 +218,54 @@ def test_two_scalers_are_refused() -> None:
     ours.state._mixed_precision = "fp16"
     with pytest.raises(fxamp.FxampError, match="scales losses itself"):
         prepare(ours, net(), policy="cpu-float16")
+
+
+def retried(pair: tuple[Any, Prepare]) -> Loop:
+    """The second run, after a first that ran out of memory, as with Accelerate's find_executable_batch_size."""
+    tries: list[int] = []
+
+    @accelerate.utils.find_executable_batch_size(starting_batch_size=2)
+    def train(batch_size: int) -> Loop:
+        tries.append(batch_size)
+        pair[0].free_memory()
+        loop, data = Loop(pair), batches(loud=True)
+        if batch_size == 1:
+            return loop.run(data * 2)
+        with pair[0].accumulate(loop.model):
+            pair[0].backward(loop.model(*data[3]))
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    loop: Loop = train()
+    assert tries == [2, 1]
+    return loop
+
+
+@pytest.mark.parametrize("dtype", POLICIES)
+def test_after_free_memory_it_prepares_again(dtype: str) -> None:
+    """An overflow of the run that ended is none of the next run's."""
+    theirs, ours = retried(by_accelerate(dtype)), retried(by_fxamp(dtype))
+    torch.testing.assert_close(ours.seen, theirs.seen, rtol=0, atol=0, equal_nan=True)
+    assert_same(ours.weights, theirs.weights)
+    if dtype == "fp16":
+        assert ours.accelerator.scaler.loss_scale == theirs.accelerator.scaler.get_scale()
+        assert ours.accelerator.scaler.skipped_steps == 2
+
+
+def test_after_free_memory_the_scaler_is_that_of_the_new_arguments() -> None:
+    ours = accelerator()
+    prepare(ours, net(), policy="cpu-float16", options=LOWERING, scaler={"init_scale": 4.0})
+    before = ours.scaler
+    with pytest.raises(fxamp.FxampError, match=r"has a scaler already.* again after accelerator.free_memory"):
+        prepare(ours, net(), policy="cpu-float16")
+    assert ours.scaler is before
+    ours.free_memory()
+    prepare(ours, net(), policy="cpu-float16", options=LOWERING, scaler={"init_scale": 8.0})
+    assert ours.scaler is not before and ours.scaler.loss_scale == 8.0
+    ours.free_memory()
+    prepare(ours, net(), policy="cpu-bfloat16", options=LOWERING)
+    assert ours.scaler is None
+    prepare(ours, net(), policy="cpu-float16", options=LOWERING)
+    ours.free_memory()
+    ours.scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(fxamp.FxampError, match="has a scaler already, GradScaler"):
+        prepare(ours, net(), policy="cpu-float16")
