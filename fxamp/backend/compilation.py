@@ -26,7 +26,7 @@ from fxamp.reports.record import CastGraph
 from fxamp.reports.registry import remember
 from fxamp.scaler.graphs.unscaled import warn_unscaled
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import adopt_sources
+from fxamp.torch_private import adopt_sources, source_text
 
 
 class GraphCompilation:
@@ -55,7 +55,8 @@ class GraphCompilation:
         module, record = self._rewritten()
         compiled = lower_graph(module, self._inputs, self._participants)
         record = replace(record, kept=self._participants.kept, found=self._participants.found)
-        return remember(record, self._choice.under_autocast).noting(compiled, self._inputs)
+        sources = [source_text(node) for node in self._gm.graph.find_nodes(op="placeholder")]
+        return remember(record, self._choice.under_autocast).noting(compiled, self._inputs, sources)
 
     def _rewritten(self) -> tuple[GraphModule, GraphRecord]:
         """Return the graph with its casts and the participants' changes, and its record; Dynamo's if none are made."""

@@ -36,6 +36,10 @@ from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_typ
 
 _PLACEHOLDER_ATTRIBUTES = ("_dynamo_source", "_dynamo_param_name")
 
+#: Keys of a placeholder's ``meta`` that its copy lacks: values of another trace, and Dynamo's weak reference to the
+#: input, with which torch.utils.swap_tensors would refuse a parameter. Dynamo drops its own after compiling.
+_NOT_ADOPTED = ("example_value", "val", "grapharg")
+
 
 def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     """Trace ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
@@ -365,7 +369,7 @@ def _adopt_placeholders(gm: GraphModule, traced: GraphModule, fakes: Sequence[An
     old = gm.graph.find_nodes(op="placeholder")
     new = traced.graph.find_nodes(op="placeholder")
     for source, target, fake in zip(old, new, fakes, strict=True):
-        target.meta.update({key: value for key, value in source.meta.items() if key not in ("example_value", "val")})
+        target.meta.update({key: value for key, value in source.meta.items() if key not in _NOT_ADOPTED})
         target.meta["val"] = fake
         target._rename(source.name)
         target.target = target.name

@@ -56,7 +56,7 @@ def follows_autocast(caller: object, parameters: Sequence[torch.Tensor] = ()) ->
         if asked is None or asked() is not caller:
             follows = _follows(caller)
             _following[id(caller)] = weakref.ref(caller), follows
-        return follows or any(graph.reads(parameter) for graph in _under_autocast() for parameter in parameters)
+        return follows or any(graph.reads_any(parameters) for graph in _under_autocast())
 
 
 def _follows(caller: object) -> bool:
@@ -109,7 +109,7 @@ def graphs_that_ended(how: str) -> list[Runs]:
 def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether a graph read one of ``parameters``."""
     read = list(parameters)
-    return any(graph.reads(parameter) for graph in _graphs if graph is not None for parameter in read)
+    return any(graph.reads_any(read) for graph in _graphs if graph is not None)
 
 
 def all_ran() -> bool:

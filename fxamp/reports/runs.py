@@ -7,14 +7,15 @@ the parameters are new.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from fxamp.graph.submodules import parameters_of
+from fxamp.graph.submodules import parameters_of, submodules
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place
 from fxamp.torch_private import backend_of
@@ -26,9 +27,26 @@ _MOST = 4096
 #: graphs; reports of modules still work.
 _COMPILED_CALL = "_TorchDynamoContext."
 
+#: The folder of Dynamo's code.
+_DYNAMO = str(Path(torch._dynamo.__file__).parent)
+
+
+class _Slot:
+    """The parameter that ``module`` has under ``name`` now."""
+
+    def __init__(self, module: weakref.ref[torch.nn.Module], name: str) -> None:
+        self.module, self._name = module, name
+
+    def __call__(self) -> torch.Tensor | None:
+        module = self.module()
+        return None if module is None else module._parameters.get(self._name)
+
 
 class Runs:
-    """One compiled graph, with weak references to the callables, modules and parameters for which it ran.
+    """One compiled graph, with weak references to the callables and modules for which it ran.
+
+    Its parameters are those that these modules have now. torch.utils.swap_tensors refuses tensors with weak references,
+    so only a parameter of no module that is found has one.
 
     ``under_autocast``: its policy follows a torch.autocast around it or in it. ``function``: the function that Dynamo
     made the graph of; None if unknown. ``noted`` is called with this object whenever the graph ran for something new,
@@ -48,16 +66,22 @@ class Runs:
         self._backends: dict[int, weakref.ref[Any]] = {}
         self._contexts: dict[int, weakref.ref[Any]] = {}
         self._watch: Callable[[Any], None] | None = None
-        self._parameters: dict[int, weakref.ref[Any]] = {}
+        self._slots: dict[tuple[int, str], _Slot] = {}
+        self._loose: dict[int, weakref.ref[Any]] = {}
+        self._sources: Sequence[str] = ()
         self._names: dict[int, set[str]] = {}
         self._seen: set[tuple[int, ...]] = set()
 
-    def noting(self, compiled: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    def noting(
+        self, compiled: Callable[..., Any], inputs: Sequence[Any], sources: Sequence[str] = ()
+    ) -> Callable[..., Any]:
         """Return ``compiled``, which takes values like ``inputs``, with each call recorded.
 
-        The caller that it is being compiled for is recorded at once, because its first call follows.
+        ``sources``: Dynamo's expressions for the inputs; without one, a parameter that a function reads is loose. The
+        caller that it is being compiled for is recorded at once, because its first call follows.
         """
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
+        self._sources = [sources[position] for position in at] if sources else [""] * len(at)
         read = itemgetter(*at) if len(at) > 1 else itemgetter(slice(at[0], at[0] + 1) if at else slice(0))
         seen = self._seen
 
@@ -82,19 +106,25 @@ class Runs:
         """Whether the graph ran in a call of ``owner``, a module or function, or read one of its parameters."""
         if _holds(self._owners, owner):
             return True
-        return isinstance(owner, torch.nn.Module) and any(_holds(self._parameters, p) for _, p in parameters_of(owner))
+        return isinstance(owner, torch.nn.Module) and self.reads_any(p for _, p in parameters_of(owner))
 
     def ran_through(self, backend: object) -> bool:
         """Whether the graph ran in a call of what torch.compile returned with ``backend``."""
         return _holds(self._backends, backend)
 
-    def reads(self, parameter: torch.Tensor) -> bool:
-        """Whether the graph read this very parameter."""
-        return _holds(self._parameters, parameter)
+    def reads_any(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether the graph read one of these very parameters."""
+        own = self._parameters()
+        return any(id(parameter) in own for parameter in parameters)
 
     def reads_any_of(self, other: "Runs") -> bool:
         """Whether the graph read a parameter that ``other`` read."""
-        return any(self.reads(parameter) for noted in other._parameters.values() if (parameter := noted()) is not None)
+        return self.reads_any(other._parameters().values())
+
+    def _parameters(self) -> dict[int, torch.Tensor]:
+        """Return the parameters that the graph read, by their ids."""
+        noted: list[Callable[[], Any]] = [*self._slots.values(), *self._loose.values()]
+        return {id(parameter): parameter for find in noted if (parameter := find()) is not None}
 
     def watch_calls(self, watch: Callable[[Any], None]) -> None:
         """Call ``watch`` with Dynamo's context of each call of torch.compile that the graph ran or will run in."""
@@ -109,7 +139,8 @@ class Runs:
         FSDP replaces the tensors under these names while a module runs, so names are recorded too.
         """
         noted = self._names.get(id(module), set()) if _holds(self._owners, module) else set()
-        return noted | {name for name, value in parameters_of(module) if _holds(self._parameters, value)}
+        own = self._parameters()
+        return noted | {name for name, value in parameters_of(module) if id(value) in own}
 
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         if len(self._seen) >= _MOST:
@@ -123,26 +154,70 @@ class Runs:
                 noted[id(value)] = weakref.ref(value, self._forget)
         if context is not None and self._watch is not None:
             self._watch(context)
-        self._parameters |= {id(parameter): weakref.ref(parameter, self._forget) for parameter in read}
+        found: set[int] = set()
         for owner in _called(frame):
             self._owners[id(owner)] = weakref.ref(owner, self._forget)
             if isinstance(owner, torch.nn.Module):
                 named = {name for name, value in parameters_of(owner) if id(value) in ids}
                 self._names.setdefault(id(owner), set()).update(named)
+                found |= self._note_slots(submodules(owner), ids - found)
+        if ids - found:
+            found |= self._note_slots(enumerate(_holders(self._sources, frame)), ids - found)
+        self._loose |= {id(value): weakref.ref(value, self._forget) for value in read if id(value) not in found}
         self._noted(self)
+
+    def _note_slots(self, modules: Iterable[tuple[Any, torch.nn.Module]], ids: set[int]) -> set[int]:
+        """Record where ``modules`` have parameters of these ids, and return the ids that they have."""
+        found = set()
+        for _, module in modules if ids else ():
+            for name, value in module._parameters.items():
+                if id(value) in ids:
+                    self._slots[id(module), name] = _Slot(weakref.ref(module, self._forget), name)
+                    found.add(id(value))
+        return found
 
     def _forget(self, dead: weakref.ref[Any]) -> None:
         """Drop the ids of ``dead``: another object may reuse them."""
         self._seen.clear()
-        for noted in (self._owners, self._backends, self._contexts, self._parameters):
+        for noted in (self._owners, self._backends, self._contexts, self._loose):
             for key in [key for key, reference in noted.items() if reference is dead]:
                 del noted[key]
                 self._names.pop(key, None)
+        for place in [place for place, slot in self._slots.items() if slot.module is dead]:
+            del self._slots[place]
         self._noted(self)
 
 
 def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
     return id(value) in noted and noted[id(value)]() is value
+
+
+def _holders(sources: Sequence[str], frame: FrameType | None) -> Iterator[torch.nn.Module]:
+    """Yield the modules whose parameters have these ``sources``, as far as they are found."""
+    program = _program(frame)
+    scope = {} if program is None else {"L": program.f_locals, "G": program.f_globals, "__builtins__": {}}
+    for expression in dict.fromkeys(source.rpartition("._parameters[")[0] for source in sources):
+        try:
+            holder = eval(expression, scope)
+        except Exception:  # an expression that Dynamo evaluates with names of its own
+            continue
+        if isinstance(holder, torch.nn.Module):
+            yield holder
+
+
+def _program(frame: FrameType | None) -> Any:
+    """Return the frame that Dynamo compiles, or else the innermost frame that runs what it compiled; None if unknown.
+
+    Dynamo's own frames have the frame that it compiles as a variable.
+    """
+    running = None
+    while frame is not None and not frame.f_code.co_qualname.startswith(_COMPILED_CALL):
+        if not frame.f_code.co_filename.startswith(_DYNAMO):
+            running = running or frame
+        elif "frame" in frame.f_code.co_varnames and hasattr(compiling := frame.f_locals.get("frame"), "f_locals"):
+            return compiling
+        frame = frame.f_back
+    return running
 
 
 def original(compiled: Any) -> Any:
