@@ -5,9 +5,25 @@ tensors (TorchRL's losses), or with side effects (peft's attention makes a weigh
 runs). What fxamp reads may not depend on these, nor change the module.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator
 
 from torch import Tensor, nn
+
+
+class ParameterSlot:
+    """The parameter that a module has under a name now; it keeps neither alive.
+
+    torch.utils.swap_tensors refuses a tensor with a weak reference, so what remembers a parameter refers to its module.
+    """
+
+    def __init__(self, module: weakref.ref[nn.Module], name: str) -> None:
+        self.module, self._name = module, name
+
+    def __call__(self) -> Tensor | None:
+        """Return the parameter; None if there is none, or the module is gone."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self._name)
 
 
 def submodules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fxamp.graph.submodules import parameters_of, submodules
+from fxamp.graph.submodules import ParameterSlot, parameters_of, submodules
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place
 from fxamp.torch_private import backend_of
@@ -29,17 +29,6 @@ _COMPILED_CALL = "_TorchDynamoContext."
 
 #: The folder of Dynamo's code.
 _DYNAMO = str(Path(torch._dynamo.__file__).parent)
-
-
-class _Slot:
-    """The parameter that ``module`` has under ``name`` now."""
-
-    def __init__(self, module: weakref.ref[torch.nn.Module], name: str) -> None:
-        self.module, self._name = module, name
-
-    def __call__(self) -> torch.Tensor | None:
-        module = self.module()
-        return None if module is None else module._parameters.get(self._name)
 
 
 class Runs:
@@ -66,7 +55,7 @@ class Runs:
         self._backends: dict[int, weakref.ref[Any]] = {}
         self._contexts: dict[int, weakref.ref[Any]] = {}
         self._watch: Callable[[Any], None] | None = None
-        self._slots: dict[tuple[int, str], _Slot] = {}
+        self._slots: dict[tuple[int, str], ParameterSlot] = {}
         self._loose: dict[int, weakref.ref[Any]] = {}
         self._sources: Sequence[str] = ()
         self._names: dict[int, set[str]] = {}
@@ -172,7 +161,7 @@ class Runs:
         for _, module in modules if ids else ():
             for name, value in module._parameters.items():
                 if id(value) in ids:
-                    self._slots[id(module), name] = _Slot(weakref.ref(module, self._forget), name)
+                    self._slots[id(module), name] = ParameterSlot(weakref.ref(module, self._forget), name)
                     found.add(id(value))
         return found
 

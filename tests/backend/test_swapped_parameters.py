@@ -35,8 +35,8 @@ def swapped_between_steps(model: nn.Module, loss: Callable[[Tensor], Tensor], sc
     """Train before and after a swap, a conversion to another dtype and back, and loaded weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def train(factor: float = 1.0) -> None:
-        for x in (X, X * factor):
+    def train() -> None:
+        for x in (X, X * 2):
             value = loss(x)
             (value if scaler is None else scaler.scale(value)).backward()
             (optimizer if scaler is None else scaler).step(*([] if scaler is None else [optimizer]))
@@ -44,7 +44,7 @@ def swapped_between_steps(model: nn.Module, loss: Callable[[Tensor], Tensor], sc
                 scaler.update()
             optimizer.zero_grad()
 
-    train(1.0 if scaler is None else 1e6)
+    train()
     torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.eye(4)))
     train()
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -102,3 +102,16 @@ def test_reports_name_the_graphs_of_swapped_parameters(way: Callable[..., Any]) 
     torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.eye(4)))
     assert len(fxamp.report(model).graphs) == 1 and fxamp.report(model).outside == ()
     assert fxamp.report(Net()).graphs == ()
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+def test_parameters_that_a_scaler_names_are_swapped(lowering: str) -> None:
+    model, scaler = Net(), fxamp.GradScaler("cpu", 8.0)
+    scaler.name_parameters(model)
+    options = {"policy": "cpu-float16", "lowering": lowering, "scaler": scaler}
+    ours = swapped_between_steps(model, module_call(model, options), scaler)
+    for one, other in zip(ours, by_autocast(torch.float16, torch.amp.GradScaler("cpu", 8.0)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    scaler.scale(model(X * 1e6)).backward()
+    scaler.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert set(scaler.overflowed()) <= {name for name, _ in model.named_parameters()} and scaler.overflowed()

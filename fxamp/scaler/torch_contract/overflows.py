@@ -1,12 +1,13 @@
 """Parameter names and overflow counts per parameter."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fxamp.errors import OptionError
+from fxamp.graph.submodules import ParameterSlot, submodules
 from fxamp.scaler.graphs.flag_table import FlagTable
 
 
@@ -19,7 +20,7 @@ class ParameterNames:
     """
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self._names: dict[int, tuple[Callable[[], Tensor | None], str]] = {}
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._optimizer_count = 0
 
@@ -30,13 +31,18 @@ class ParameterNames:
             OptionError: a parameter of another model already has one of the names.
         """
         parameters = {name: parameter for parameter, name in self._living()}
+        slots = {
+            id(parameter): ParameterSlot(weakref.ref(module), own)
+            for _, module in submodules(model)
+            for own, parameter in module._parameters.items()
+        }
         for name, parameter in model.named_parameters(prefix=prefix):
             if parameters.get(name, parameter) is not parameter:
                 raise OptionError(
                     f"name_parameters: {name!r} already names a parameter of another model; "
                     f"give each model its own prefix, as in name_parameters(model, prefix='generator')"
                 )
-            self._names[id(parameter)] = weakref.ref(parameter), name
+            self._names[id(parameter)] = slots.get(id(parameter)) or weakref.ref(parameter), name
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Register an optimizer; its parameter groups are read when a name is asked for."""
@@ -56,8 +62,8 @@ class ParameterNames:
         return names | {id(parameter): name for parameter, name in self._living()}
 
     def _living(self) -> Iterator[tuple[Tensor, str]]:
-        for reference, name in self._names.values():
-            parameter = reference()
+        for find, name in self._names.values():
+            parameter = find()
             if parameter is not None:
                 yield parameter, name
 
