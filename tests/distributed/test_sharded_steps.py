@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import CompiledOptimizer
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.shards import local
 from fxamp.tools.bench.host_syncs import HostReads
 

@@ -22,7 +22,7 @@ from fxamp.kernels import Implementation, forced
 from fxamp.optim import CompiledOptimizer, packed_state_dict
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
 from fxamp.optim.kernels.step_triton import NAME, Aligned, step_parameters, step_text
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.programs.kind_step import kernel_inputs
 from fxamp.policy import Policy
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.optim import CompiledOptimizer, packed_state_dict
-from fxamp.optim.precision.packed_tensor import is_packed
+from fxamp.optim.packed_tensor import is_packed
 from fxamp.optim.tracing.stand_ins import plain_step
 from fxamp.policy import Policy
 

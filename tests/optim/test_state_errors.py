@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.graph import inner_tensors
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.policy import Policy
 
 IN_8_BITS = Policy.loads('extends = ["cpu-bfloat16"]\n[optimizer]\nstate = "8bit"\n')

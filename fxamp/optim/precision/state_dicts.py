@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.precision.packed_tensor import is_packed, packed_copy, unpacked
+from fxamp.optim.packed_tensor import is_packed, packed_copy, unpacked
 from fxamp.passes.step.pack_state import COUNT
 
 

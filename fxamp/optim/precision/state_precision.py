@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fxamp.errors import OptionError, nearest
 from fxamp.kernels.blockwise_8bit import mixed
+from fxamp.optim.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.precision.never_negative import is_negative_somewhere
-from fxamp.optim.precision.packed_tensor import PackedTensor, is_packed, unpacked
 from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision

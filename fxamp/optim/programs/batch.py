@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.torch_devices import known
 from fxamp.torch_private import compiled_function
 

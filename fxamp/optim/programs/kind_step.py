@@ -28,7 +28,7 @@ from fxamp.optim.grouping.shared_programs import ProgramUse
 from fxamp.optim.kernels.expressions import NotGeneratedError
 from fxamp.optim.kernels.launch import StepKernel, StepTarget
 from fxamp.optim.kernels.step_triton import KERNEL_NAMES, StepInputs
-from fxamp.optim.precision.packed_tensor import PackedTensor, in_memory_order
+from fxamp.optim.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.state_precision import parts_of, streams
 from fxamp.optim.programs.batch import Batch, batches
 from fxamp.optim.programs.lowering import (

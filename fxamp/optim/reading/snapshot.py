@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
 from fxamp.optim.reading.layout import gradients_of
 from fxamp.optim.shards import all_plain, local

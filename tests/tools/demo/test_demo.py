@@ -16,7 +16,7 @@ from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_gpus
 
 from fxamp.errors import FxampError
-from fxamp.optim.precision.packed_tensor import PackedTensor
+from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.scaler import GradScaler
 from fxamp.tools.common import policy_step
 from fxamp.tools.common.step_memory import StepMemory
