@@ -1,5 +1,6 @@
 """torch.utils.swap_tensors between steps, and conversions of a module by it, which refuse what has weak references."""
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -45,6 +46,7 @@ def swapped_between_steps(model: nn.Module, loss: Callable[[Tensor], Tensor], sc
             optimizer.zero_grad()
 
     train()
+    gc.collect()  # Dynamo leaves cycles with weak references behind
     torch.utils.swap_tensors(model.first.weight, nn.Parameter(torch.eye(4)))
     train()
     torch.__future__.set_swap_module_params_on_conversion(True)
