@@ -53,6 +53,21 @@ class PackedTensor(Tensor):
         for part, new in zip(self.parts, packed_parts(in_memory_order(values).float(), self.form), strict=True):
             part.copy_(new)
 
+    @property
+    def data(self) -> "PackedTensor":
+        """A tensor with the same parts; assigning to it stores values of the same dtype and size."""
+        return PackedTensor(self, self.form, self.parts)
+
+    @data.setter
+    def data(self, values: Tensor) -> None:
+        if (values.dtype, values.shape) != (self.dtype, self.shape):
+            raise UnsupportedOpError(
+                f"{values.dtype} {list(values.shape)} was assigned to the data of an optimizer's state that is kept as "
+                f"{self.form}; accepted: {self.dtype} {list(self.shape)}"
+            )
+        with torch.no_grad():
+            self.copy_(values)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"PackedTensor({self.form!r}, {self.unpacked()!r})"
 
@@ -67,7 +82,7 @@ class PackedTensor(Tensor):
             return cls(args[0], args[0].form, args[0].parts)
         if func is aten.clone.default:
             return cls(args[0], args[0].form, tuple(part.clone() for part in args[0].parts))
-        if func.is_view:
+        if func.is_view or torch.Tag.inplace_view in func.tags:
             raise UnsupportedOpError(
                 f"{func} of an optimizer's state that is kept as {args[0].form} would be a view of 8- or 16-bit codes; "
                 "accepted: ops that compute new values, and any op on what .unpacked() returns"

@@ -315,3 +315,18 @@ def test_packed_state_reads_and_writes_as_a_tensor() -> None:
         assert torch.equal(packed.unpacked(), before) and type(packed + 0) is Tensor
         with pytest.raises(UnsupportedOpError, match="unpacked"):
             packed.view(-1)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "s3m4"])
+def test_what_is_assigned_to_the_data_of_packed_state_is_stored(form: str) -> None:
+    packed = PackedTensor.of(torch.zeros(3, 4), form)
+    values = torch.linspace(-1, 1, 12).view(4, 3).t()
+    packed.data = values
+    assert torch.equal(packed.unpacked(), PackedTensor.of(values.contiguous(), form).unpacked())
+    packed.data = packed.data * 0
+    assert not packed.unpacked().any()
+    with pytest.raises(UnsupportedOpError, match=r"torch.float64 \[3, 4\] was assigned .* accepted: torch.float32"):
+        packed.data = values.double()
+    for change in (lambda: packed.t_(), lambda: packed.unsqueeze_(0), lambda: packed.view(-1)):
+        with pytest.raises(UnsupportedOpError, match="would be a view"):
+            change()
