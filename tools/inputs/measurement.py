@@ -46,7 +46,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Results:
-    """The floating-point outputs of a run, in order, and its gradients by name; all float64, on the CPU."""
+    """The floating-point outputs of a run, in order, and its gradients by name; all float64, on the CPU.
+
+    Complex numbers are pairs of real ones in the last dimension.
+    """
 
     outputs: tuple[Tensor, ...]
     gradients: Mapping[str, Tensor]
@@ -95,17 +98,21 @@ class Copy:
         device: str | None = None,
         dtype: torch.dtype | None = None,
     ) -> "Copy":
-        """Copy a model and its batches, with tensors on ``device`` and floating-point ones in ``dtype`` if given."""
+        """Copy a model and its batches, with tensors on ``device`` and floating-point ones in ``dtype`` if given.
+
+        Complex ones have the complex dtype of that precision.
+        """
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return copy.deepcopy(value)
-            there = value.detach().to(device, dtype if value.is_floating_point() else None, copy=True)
+            there = value.detach().to(device, _of_precision(dtype, value), copy=True)
             return there.requires_grad_(value.requires_grad)
 
         own = copy.deepcopy(model)
         if isinstance(own, torch.nn.Module):
-            own.to(device, dtype).zero_grad()
+            # Module.to would cast complex tensors to a real dtype
+            own._apply(lambda tensor: tensor.to(device, _of_precision(dtype, tensor))).zero_grad()
         moved = (pytree.tree_map(move, (batch.args, dict(batch.kwargs))) for batch in batches)
         return Copy(own, tuple(Batch(*both) for both in moved), dtype is torch.float64)
 
@@ -153,16 +160,32 @@ class Copy:
         yield from ((name, value) for name, value in named if value.requires_grad)
 
 
+def _of_precision(dtype: torch.dtype | None, tensor: Tensor) -> torch.dtype | None:
+    """Return the dtype of a copy of ``tensor`` in the precision of ``dtype``; None: its own."""
+    if dtype is None or tensor.is_floating_point():
+        return dtype
+    return dtype.to_complex() if tensor.is_complex() else None
+
+
+def real(value: Tensor) -> Tensor:
+    """Return the numbers of a tensor as real ones: of a complex tensor, its real and imaginary parts."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+
+
 def _exact(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", torch.float64, copy=True)
+    return real(value.detach()).to("cpu", torch.float64, copy=True)
 
 
 def floating(output: Any) -> list[Tensor]:
-    """Return the floating-point tensors in an output, in order; dataclass-like outputs of transformers work too."""
+    """Return the floating-point tensors in an output, in order; dataclass-like outputs of transformers work too.
+
+    Complex ones are returned as pairs of real numbers.
+    """
     leaves = pytree.tree_leaves(output)
     if len(leaves) == 1 and not isinstance(leaves[0], Tensor) and hasattr(leaves[0], "__dict__"):
         leaves = pytree.tree_leaves(vars(leaves[0]))
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    numbers = [real(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+    return [number for number in numbers if number.is_floating_point()]
 
 
 def calling(mod: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,6 +68,51 @@ def test_the_errors_are_those_of_eager_autocast_and_float32(capsys: pytest.Captu
     assert run["old"]["output"] > 10 * run["new"]["output"]
 
 
+ROTARY = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(16, 16)
+        self.filter = torch.nn.Parameter(torch.randn(8, dtype=torch.complex64))
+        self.register_buffer("turns", torch.polar(torch.ones(4, 8), torch.randn(4, 8)))
+
+    def forward(self, x, offset):
+        pairs = torch.view_as_complex(self.up(x).float().reshape(4, 8, 2))
+        return pairs * self.turns * self.filter + offset
+
+torch.manual_seed(0)
+model = Net()
+inputs = (torch.randn(4, 16), torch.randn(8, dtype=torch.complex64))
+"""
+
+
+def test_complex_numbers_are_complex_in_float64_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("rotary.py").write_text(ROTARY)
+    run = numbers("cpu-bfloat16", "exact.toml", "--run", "rotary.py", capsys=capsys)
+    model, inputs = defined("rotary.py")
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        lowered = model(*inputs)
+    with torch.no_grad():
+        expected = error([torch.view_as_real(lowered)], [torch.view_as_real(model(*inputs))])
+    assert run["old"]["output"] == pytest.approx(expected, rel=0.01)
+    assert run["new"]["output"] < 1e-6 and run["new"]["gradient"] < 1e-6
+    assert set(run["old"]["worst_parameters"]) == {"up.weight", "up.bias", "filter"}
+    assert 1e-4 < run["old"]["worst_parameters"]["filter"] < 0.1
+
+
+def test_a_copy_in_float64_keeps_imaginary_parts() -> None:
+    weight = nn.Parameter(torch.tensor([1 + 2j]))
+    exact = Copy.of(nn.ParameterList([weight]), [Batch((torch.tensor([1j]),), {})], dtype=torch.float64)
+    (own,), (batch,) = exact.model.parameters(), exact.batches
+    assert (own.dtype, own.tolist()) == (torch.complex128, [1 + 2j])
+    assert (batch.args[0].dtype, batch.args[0].tolist()) == (torch.complex128, [1j])
+    results = exact.run(lambda value: own * value, start)
+    assert results.outputs[0].tolist() == [[-2.0, 1.0]]
+    assert results.gradients["0"].shape == (1, 2)
+
+
 def test_where_they_first_diverge(capsys: pytest.CaptureFixture[str]) -> None:
     text = EXACT.replace('ops = ["linear"]', 'ops = ["linear"]\nmodules = ["lm_head"]')
     Path("head.toml").write_text(text.replace("matrix-products", "head"))

@@ -15,7 +15,7 @@ from fxamp.errors import ListingError
 from fxamp.policy import Policy
 from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.silence import quiet, unlogged
-from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, relative
+from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, real, relative
 from fxamp.tools.policy.batches import Workload
 
 DRAWS = 2
@@ -75,7 +75,7 @@ class Measuring:
 @contextmanager
 def _nearby(model: object, draw: int) -> Iterator[None]:
     """Within the block, the parameters are those of ``draw``; 0 is the model's own."""
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) and draw else []
+    parameters = [real(value) for value in model.parameters()] if isinstance(model, nn.Module) and draw else []
     before = [value.detach().clone() for value in parameters]
     generator = torch.Generator().manual_seed(draw)
     with torch.no_grad():
