@@ -89,8 +89,9 @@ positive_number = number("a number greater than 0", lambda value: value > 0)
 def guarded(prog: str, run: Callable[[], int | None]) -> int:
     """Run a tool, and return its exit status: its own, or 2 after a user's mistake, which is one message on stderr.
 
-    Ctrl-C is status 130; the results until then (:class:`SoFar`) is printed first. Anything else that is raised is a
-    fault of fxamp: status 70 (:data:`FAULT`) after the traceback.
+    A call of ``sys.exit`` is such a mistake: only a user's code makes it, for example a model's forward. Ctrl-C is
+    status 130; the results until then (:class:`SoFar`) is printed first. Anything else that is raised is a fault of
+    fxamp: status 70 (:data:`FAULT`) after the traceback.
     """
     try:
         return _run(prog, run)
@@ -111,6 +112,11 @@ def _run(prog: str, run: Callable[[], int | None]) -> int:
     except (MemoryError, RecursionError) as error:
         notice(f"{prog}: its input is too {'large' if isinstance(error, MemoryError) else 'deeply nested'}")
         return 2
+    except SystemExit as error:
+        notice(
+            f"{prog}: {_caller(error)}: this line ends the program by exit({error.code!r}); accepted: code that returns"
+        )
+        return 2
     except KeyboardInterrupt as error:
         if isinstance(error, SoFar):
             put(error.text)
@@ -120,3 +126,9 @@ def _run(prog: str, run: Callable[[], int | None]) -> int:
         notice("".join(traceback.format_exception(error)))
         notice(f"{prog}: a fault of fxamp, not of its input: {type(error).__name__}")
         return FAULT
+
+
+def _caller(error: SystemExit) -> str:
+    """Return ``file:line`` of the call of sys.exit, or of Python's exit or quit."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in frame.filename]
+    return f"{frames[-1].filename}:{frames[-1].lineno}"

@@ -157,3 +157,38 @@ def test_a_mistake_is_one_line_that_names_it(
     command, *arguments = shlex.split(line)
     error = mistake(COMMANDS[command], arguments, capsys)
     assert error.startswith(f"fxamp-{command}") and message in error
+
+
+EXITS = """
+import sys, torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        {}
+model, inputs = Net(), (torch.randn(2, 4),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "call"),
+    [
+        ("diff cpu-bfloat16 cpu-float16 --run exits.py", "sys.exit(0)"),
+        ("diff cpu-bfloat16 cpu-float16 --run exits.py", "exit(0)"),
+        ("policy calibrate exits.py", "sys.exit(0)"),
+        ("policy bisect exits.py --tolerance 0.1", "sys.exit(0)"),
+        ("show exits.py", "sys.exit(0)"),
+    ],
+)
+def test_a_model_that_exits_is_a_mistake(
+    line: str, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("exits.py").write_text(EXITS.format(call))
+    command, *arguments = shlex.split(line)
+    assert COMMANDS[command](arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines()[-1].endswith(
+        "exits.py:8: this line ends the program by exit(0); accepted: code that returns"
+    )
