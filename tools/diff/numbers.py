@@ -20,7 +20,7 @@ from fxamp.tools.common.silence import one_line, quiet
 from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.inputs.measurement import Results, floating, relative, under_policy
-from fxamp.tools.inputs.model_file import Program, program
+from fxamp.tools.inputs.model_file import Program, program, require_own_tensors
 
 PROG = "fxamp-diff"
 
@@ -78,6 +78,7 @@ def run_both(file: str, old: Side, new: Side) -> Numbers:
     for side in (old, new):
         _require_device(side)
     defined = program(file, lambda text: notice(f"{PROG}: {text}"))
+    require_own_tensors(file, defined.model)
     errors: list[Errors] = []
     with quiet(), bar("runs", 5, "run") as progress, so_far(lambda: _errors_so_far(old, errors)):
         references = []

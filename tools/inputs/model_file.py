@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from fxamp.errors import ListingError, nearest
 from fxamp.tools.common.silence import one_line
@@ -136,6 +137,18 @@ def callable_model(file: str, model: Any) -> Callable[..., Any]:
         raise ListingError(f"{file}: model is of type {type(model).__name__}; accepted: an nn.Module or a function")
     checked: Callable[..., Any] = model
     return checked
+
+
+def require_own_tensors(file: str, model: Callable[..., Any]) -> None:
+    """Raise ListingError for a model whose tensors cannot be copied and restored: a lazy or a scripted one."""
+    modules = dict(model.named_modules()) if isinstance(model, torch.nn.Module) else {}
+    for path, module in modules.items():
+        named = f"module {path}" if path else "model"
+        if any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False)))):
+            kind = type(module).__name__
+            raise ListingError(f"{file}: {named}, a {kind}, has no sizes yet; accepted: a model that was called once")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ListingError(f"{file}: {named} is of torch.jit; accepted: the nn.Module that it was made from")
 
 
 def arguments(model: Callable[..., Any], inputs: Any, what: str) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fxamp.errors import ListingError
 from fxamp.tools.common.silence import quiet
 from fxamp.tools.inputs.measurement import Batch, floating
-from fxamp.tools.inputs.model_file import arguments, callable_model, guarded, run_file, value_of
+from fxamp.tools.inputs.model_file import arguments, callable_model, guarded, require_own_tensors, run_file, value_of
 
 ACCEPTED = (
     "model (an nn.Module or function, or model() that makes it) and batches (an iterable, or batches() that returns "
@@ -114,6 +114,7 @@ def load_work(file: str, notice: Callable[[str], None], most: int | None = None)
 
 def _model(file: str, value: Any) -> Callable[..., Any]:
     model = callable_model(file, value_of(file, value))
+    require_own_tensors(file, model)
     parameters = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
     for name, parameter in parameters.items():
         if parameter.is_floating_point() and parameter.element_size() < 4:

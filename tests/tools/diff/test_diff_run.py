@@ -205,12 +205,17 @@ def test_rounding_is_no_divergence() -> None:
         (["cpu-float16", "cpu-float16", "--run", "none.py"], "none.py does not exist (did you mean "),
         (["cpu-float16", "cpu-float16", "--run", "wrong.py"], "wrong.py: SyntaxError: "),
         (["cpu-float16", "cpu-float16", "--run", "baked.py"], "baked.py: the model does not run in float64: "),
+        (
+            ["cpu-float16", "cpu-float16", "--run", "lazy.py"],
+            "lazy.py: model, a LazyLinear, has no sizes yet; accepted",
+        ),
         (["cpu-float16", "banned.toml", "--run", "model.py"], "model.py: Use gelu."),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("wrong.py").write_text("model = (\n")
     Path("baked.py").write_text(MODEL.replace("self.up(x)", "self.up(x.float())"))
+    Path("lazy.py").write_text("import torch\nmodel = torch.nn.LazyLinear(4)\ninputs = torch.ones(1, 2)\n")
     banned = '[[rule]]\nid = "no"\ncast = "banned"\nops = ["relu"]\nadvice = "Use gelu."\n'
     Path("banned.toml").write_text(f'extends = ["cpu-bfloat16.toml"]\n{banned}')
     assert main(arguments) == 2

@@ -8,6 +8,9 @@ from policy_runs import run, written
 LINEAR = "model = torch.nn.Linear(2, 2)\n"
 ONES = LINEAR + "inputs = torch.ones(1, 2)\n"
 KEPT = "bisect --tolerance 0.1 --region kept"
+COMMANDS = ("calibrate", "bisect --tolerance 0.1")
+LAZY = "model = torch.nn.LazyLinear(2)\ninputs = torch.ones(1, 2)"
+SCRIPTED = "model = torch.nn.Sequential(torch.jit.script(torch.nn.Linear(2, 2)))\ninputs = torch.ones(1, 2)"
 
 CASES = [
     ("calibrate", LINEAR + "batches = []", "batches holds no batch: there is nothing to calibrate on"),
@@ -25,6 +28,8 @@ CASES = [
     ("calibrate", "modle = 1\ninputs = 1", "it defines no model (did you mean 'modle'?)"),
     ("bisect --tolerance 0.1", LINEAR, "it defines no batches"),
     ("calibrate", "model = torch.nn.Linear(2, 2).half()\ninputs = torch.ones(1, 2)", "accepted: model.float()"),
+    *((command, LAZY, "model, a LazyLinear, has no sizes yet; accepted: a model that was") for command in COMMANDS),
+    *((command, SCRIPTED, "module 0 is of torch.jit; accepted: the nn.Module that it") for command in COMMANDS),
     ("calibrate", LINEAR + "batches = [3]", "batch 0 is of type int"),
     ("calibrate", LINEAR + "batches = 3", "batches is of type int"),
     ("calibrate", LINEAR + "1 / 0\ninputs = 1", "model.py:3: ZeroDivisionError"),
