@@ -1,5 +1,6 @@
 """Check the argument names in rules against the schemas of the ops that the rules name."""
 
+from collections.abc import Iterator
 from functools import cache
 
 import torch
@@ -12,21 +13,28 @@ from fxamp.policy.model.site import KEPT, RESULT, RESULTS
 
 @cache
 def require_arguments(rule: Rule) -> None:
-    """Raise PolicyError if ``rule`` names an argument that none of its ops has.
+    """Raise PolicyError if ``rule`` names an argument that none of its ops has."""
+    for _, mistake in unknown_arguments(rule):
+        raise PolicyError(f"{f'{rule.origin}: ' if rule.origin else ''}rule {rule.id!r}: {mistake}")
+
+
+def unknown_arguments(rule: Rule) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield each argument that ``rule`` names and none of its ops has: its key and name, and a message.
 
     Rules for all ops or with globs are not checked, nor are ops that are not registered in this process.
     """
     known = [_arguments(op) for op in rule.ops]
     if not known or any(is_glob(op) for op in rule.ops) or not all(known):
         return
+    have = "has" if len(rule.ops) == 1 else "have"
     accepted = sorted(set().union(*known, [RESULT] if rule.region in (KEPT, RESULTS) else []))
     for key in ("args", "inputs"):
         for name in dict(getattr(rule, key, ())):
             if name not in accepted:
-                where, ops = f"{rule.origin}: " if rule.origin else "", " and ".join(rule.ops)
-                raise PolicyError(
-                    f"{where}rule {rule.id!r}: {key} names {name!r}, but {ops} has no such argument; "
-                    f"accepted: {', '.join(accepted)}{nearest(name, accepted)}"
+                yield (
+                    (key, name),
+                    f"{key} names {name!r}, but {' and '.join(rule.ops)} {have} no such argument; "
+                    f"accepted: {', '.join(accepted)}{nearest(name, accepted)}",
                 )
 
 

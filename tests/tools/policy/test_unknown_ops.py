@@ -60,6 +60,32 @@ def test_ops_of_other_versions_of_torch_are_left_out(tmp_path: Path, capsys: pyt
     assert run(tmp_path, capsys, text + 'torch = ">=2.0"\n')[0] == 1
 
 
+ARGUMENTS = '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["mm", "addmm"]\n{}\n'
+
+
+@pytest.mark.parametrize(
+    ("conditions", "line", "message"),
+    [
+        ("args = { sefl = 1 }", 6, "args names 'sefl', but aten::mm and aten::addmm have no such argument; accepted: "),
+        ("args.self = { rank = 2 }\nargs.nosuch = 1", 7, "args names 'nosuch', but aten::mm and aten::addmm have no"),
+        ('inputs = { nosuch = "fp32" }', 6, "inputs names 'nosuch', but aten::mm and aten::addmm have no such"),
+    ],
+)
+def test_an_argument_that_no_op_of_the_rule_has_is_a_mistake(
+    conditions: str, line: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(tmp_path, capsys, HEAD + ARGUMENTS.format(conditions))
+    assert (status, err) == (1, "") and out.startswith(f"mine.toml:{line}: {message}")
+    assert run(tmp_path, capsys, HEAD + ARGUMENTS.format(f'torch = "<2.0"\n{conditions}'))[0] == 0
+
+
+@pytest.mark.parametrize("conditions", ["args.mat2 = { rank = 2 }", 'inputs = { beta = "fp32" }'])
+def test_an_argument_of_one_op_of_the_rule_is_none(
+    conditions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, capsys, HEAD + ARGUMENTS.format(conditions)) == (0, "mine.toml: no mistakes\n", "")
+
+
 def test_readers_of_kept_values_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rule = '[[rule]]\nid = "a"\nregion = "kept"\nkeep = "int8"\nops = ["exp"]\nread_by = ["linearr"]\n'
     status, out, _ = run(tmp_path, capsys, HEAD + rule)
