@@ -142,7 +142,7 @@ def test_values_are_compared_with_the_schemas_defaults_filled_in() -> None:
     ("rule", "message"),
     [
         (Rule("n", LOW, ("layer_norm",), inputs={"wieght": "fp32"}), "inputs names 'wieght', .*did you mean 'weight'"),
-        (Rule("n", LOW, ("sum", "exp"), args={"input": 1}), "aten::sum and aten::exp has no such argument; .*self"),
+        (Rule("n", LOW, ("sum", "exp"), args={"input": 1}), "aten::sum and aten::exp have no such argument; .*self"),
         (Rule("n", LOW, ("sum.default",), args={"dim": 1}), "args names 'dim', but aten::sum.default has no such"),
         (Rule("n", LOW, ("mm",), region="backward", inputs={"other": "fp32"}), "accepted: mat2, .*self"),
         (Rule("n", LOW, ("sum", "exp"), args={"dim": 1}), None),

@@ -17,6 +17,7 @@ from fxamp.tools.policy.batches import load_work
 from fxamp.tools.policy.calibrate.evidence import gather
 from fxamp.tools.policy.calibrate.ranges import Format, Range
 from fxamp.tools.policy.calibrate.rules import globs_for
+from fxamp.tools.policy.calibrate.troubles import share
 
 MODEL = """
 import torch
@@ -247,3 +248,10 @@ def test_globs_cover_what_is_wanted_and_no_more_than_its_paths_do(known: list[st
     covered = {path for path in known if any(covers_module(glob, path) for glob in globs)}
     below = {path for path in known if any(path == w or path.startswith(f"{w}.") for w in paths)}
     assert covered == below
+
+
+@pytest.mark.parametrize(
+    ("part", "text"), [(1.0, "100%"), (0.996, "99.6%"), (0.99499, "99%"), (0.19, "19%"), (1e-6, "0.0001%"), (0.0, "0%")]
+)
+def test_shares_are_percentages_in_plain_digits(part: float, text: str) -> None:
+    assert share(part) == text

@@ -69,8 +69,8 @@ class Limits:
 
 
 def share(part: float) -> str:
-    """Return a share as a percentage with two digits; never 0% for a nonzero share."""
-    return f"{100 * part:.2g}%"
+    """Return a share as a percentage with two digits, three from 99.5% on; never 0% for a nonzero share."""
+    return f"{100 * part:.{3 if part >= 0.995 else 2}g}%"
 
 
 def fitting_shift(samples: Sequence[Sample], init_scale: float) -> int:
