@@ -1,5 +1,6 @@
 """Find the values of a captured graph that a policy puts into 16 bits, and their ops, by rewriting a copy of it."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured, capture
-from fxamp.graph import all_graphs, argument, module_path, op_name, tensor_value
+from fxamp.graph import all_graphs, argument, base_name, module_path, op_name, tensor_value
+from fxamp.graph.aliases import aliased_inputs
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
 from fxamp.passes.forward.scale_products import EXPERTS, SCALED
@@ -35,9 +37,10 @@ class Use:
     """A call at a place.
 
     ``values`` maps the node names of the values that the call reads or returns in 16 bits under the policy to their
-    role ("input", "weight", "result"). ``raised``: a rule of the policy keeps the call in float32; ``values`` are then
-    all that it reads and returns. ``recipe``: how it multiplies in fp8, None if it does not; ``operands`` are then what
-    it rounds to 8 bits.
+    role ("input", "weight", "result"); what is written to the result in place is one too ("result after exp in
+    place").
+    ``raised``: a rule of the policy keeps the call in float32; ``values`` are then all that it reads and returns.
+    ``recipe``: how it multiplies in fp8, None if it does not; ``operands`` are then what it rounds to 8 bits.
     """
 
     place: ModuleOp
@@ -74,19 +77,39 @@ def _context(captured: Captured, policy: Policy) -> CastContext:
 def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterator[Use]:
     lower = getattr(torch, policy.lower_precision_fp)
     after = {node.name: node for node in rewritten.graph.nodes}
+    writes = _writes(shown)
     for node in shown.graph.nodes:
         changed = after.get(node.name)
         if not _computes(node) or changed is None:
             continue
         place = ModuleOp(module_path(node), op_name(node))
         read = {_origin(source).name: source for source in changed.all_input_nodes} | {node.name: changed}
-        known = {name: label for name, label in _labels(node) if name in read}
+        written = {write.name: f"result after {_in_short(write)} in place" for write in writes.get(node, ())}
+        read |= {name: after[name] for name in written if name in after}
+        labels = (*_labels(node), *written.items())
+        known = {name: label for name, label in labels if name in read}
         low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
         if low:
             recipe = Recipe(argument(changed, "recipe")) if changed.target in (SCALED, EXPERTS) else None
             yield Use(place, low, False, recipe, () if recipe is None else tuple(operands(node, recipe)))
         elif known and _raised(changed):
             yield Use(place, known, raised=True)
+
+
+def _writes(shown: GraphModule) -> Mapping[Node, list[Node]]:
+    """Return the calls that write to each result in place, which happens in the dtype that its op returns."""
+    writes: dict[Node, list[Node]] = defaultdict(list)
+    for node in shown.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and _dtype(node) in _CASTABLE:
+            written = node
+            while len(sources := aliased_inputs(written)) == 1:
+                (written,) = sources
+            writes[written].append(node)
+    return writes
+
+
+def _in_short(node: Node) -> str:
+    return base_name(node).removeprefix("aten::")
 
 
 def _computes(node: Node) -> bool:

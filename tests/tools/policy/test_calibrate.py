@@ -255,3 +255,37 @@ def test_globs_cover_what_is_wanted_and_no_more_than_its_paths_do(known: list[st
 )
 def test_shares_are_percentages_in_plain_digits(part: float, text: str) -> None:
     assert share(part) == text
+
+
+WRITES = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.up(x)
+        {}
+        return (y.log() if {} else y / 1e6).mean()
+
+torch.manual_seed(0)
+model, inputs = Net(), (torch.randn(4, 8),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("write", "log"), [("y.mul_(30).exp_()", True), ("y.mul_(1e6)", False), ("y[1].mul_(1e6)", False)]
+)
+def test_what_overflows_in_place_is_charged_to_the_op_that_made_the_tensor(
+    write: str, log: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, patch = written(tmp_path, WRITES.format(write, log)), tmp_path / "patch.toml"
+    assert not all(bool(output.isfinite().all()) for output in outputs(file, Policy.load("cpu-float16")))
+    assert run(capsys, "calibrate", file, "--output", str(patch))[0] == 0
+    policy = Policy.load(patch)
+    assert any(rule.ops == ("aten::linear",) and rule.cast is Category.FP32 for rule in policy.rules if rule.why)
+    exact = outputs(file, Policy("none", "cpu", "float16"))
+    for output, reference in zip(outputs(file, policy), exact, strict=True):
+        assert torch.allclose(output, reference, rtol=1e-2)
