@@ -112,7 +112,8 @@ class Copy:
         own = copy.deepcopy(model)
         if isinstance(own, torch.nn.Module):
             # Module.to would cast complex tensors to a real dtype
-            own._apply(lambda tensor: tensor.to(device, _of_precision(dtype, tensor))).zero_grad()
+            own._apply(lambda tensor: tensor.to(device, _of_precision(dtype, tensor)))  # type: ignore[no-untyped-call]
+            own.zero_grad()
         moved = (pytree.tree_map(move, (batch.args, dict(batch.kwargs))) for batch in batches)
         return Copy(own, tuple(Batch(*both) for both in moved), dtype is torch.float64)
 
