@@ -38,9 +38,8 @@ class Use:
 
     ``values`` maps the node names of the values that the call reads or returns in 16 bits under the policy to their
     role ("input", "weight", "result"); what is written to the result in place is one too ("result after exp in
-    place").
-    ``raised``: a rule of the policy keeps the call in float32; ``values`` are then all that it reads and returns.
-    ``recipe``: how it multiplies in fp8, None if it does not; ``operands`` are then what it rounds to 8 bits.
+    place"). ``raised``: a rule of the policy keeps the call in float32; ``values`` are then all that it reads and
+    returns. ``recipe``: how it multiplies in fp8, None if it does not; ``operands`` are then what it rounds to 8 bits.
     """
 
     place: ModuleOp
