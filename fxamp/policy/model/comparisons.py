@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
+from math import lcm
 
 from fxamp.errors import PolicyError
 
@@ -26,6 +27,7 @@ _SIGNS: dict[str, Callable[[Numbers, Numbers], bool]] = {
     "<": operator.lt,
     MULTIPLE: lambda numbers, bound: numbers[0] % bound[0] == 0,
 }
+_FROM = (">", ">=", "==")
 _TERM = re.compile(r"\s*(>=|<=|==|!=|>|<|%)\s*(\d+(?:\.\d+)*)\s*")
 
 _SIZE = "size"
@@ -60,6 +62,7 @@ def size_condition(size: int | str) -> str:
     terms = size_terms(text)
     if any(len(bound) > 1 or (sign == MULTIPLE and bound == (0,)) for sign, bound in terms):
         raise ValueError(f"{text!r} is not a size; accepted: {SIZES}")
+    _require_possible(text, terms, SIZES)
     return ",".join(f"{sign}{bound[0]}" for sign, bound in terms)
 
 
@@ -80,8 +83,21 @@ def parse_version(text: str) -> tuple[Comparison, ...]:
 
 def version_condition(text: str) -> str:
     """Return ``text`` if it is a condition on a version; raise ValueError otherwise."""
-    parse_version(text)
+    _require_possible(text, parse_version(text), VERSIONS)
     return text
+
+
+def _require_possible(text: str, terms: tuple[Comparison, ...], accepted: str) -> None:
+    """Raise ValueError if the least numbers that every lower bound allows do not meet an upper bound.
+
+    Exclusions (``!=``) are not considered.
+    """
+    starts = [(*bound[:-1], bound[-1] + 1) if sign == ">" else bound for sign, bound in terms if sign in _FROM]
+    least = max(starts, default=(0,))
+    step = lcm(*(bound[0] for sign, bound in terms if sign == MULTIPLE))
+    least = (-(-least[0] // step) * step, *least[1:])
+    if not meets(tuple(term for term in terms if term[0] != "!="), least):
+        raise ValueError(f"no number meets {text!r}; accepted: {accepted}")
 
 
 def holds(condition: str, version: str) -> bool:

@@ -175,6 +175,10 @@ PLAIN: Groups = {
 """By what is around it, a mistake and its message; with its line where that is not its own first one."""
 
 BEYOND: Groups = {
+    HEAD + FP32 + "[rule.args]\n{}\n": {
+        'self = { size = ">10,<5" }': "no number meets '>10,<5'; accepted: a whole",
+        'self = { size = ">4,<8,%8" }': "no number meets '>4,<8,%8'; accepted: a whole",
+    },
     "{}\n" + HEAD: {
         "extends = [\n'cpu.toml',\n'cupu.toml']": (3, "no file .*cupu.toml.*did you mean 'cpu.toml'"),
         'extends = ["broken.toml"]': "in a circle: broken.toml -> broken.toml",

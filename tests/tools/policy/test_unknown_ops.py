@@ -86,6 +86,28 @@ def test_an_argument_of_one_op_of_the_rule_is_none(
     assert run(tmp_path, capsys, HEAD + ARGUMENTS.format(conditions)) == (0, "mine.toml: no mistakes\n", "")
 
 
+@pytest.mark.parametrize(
+    "condition",
+    ['reduces = ">10,<5"', 'reduces = ">7,<8"', 'reduces = "<0"', 'torch = ">=3,<2"', 'torch = ">2.13,<2.14"'],
+)
+def test_a_condition_that_no_number_meets_is_a_mistake(
+    condition: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = condition.partition(" = ")[2].strip('"')
+    status, out, _ = run(tmp_path, capsys, HEAD + ARGUMENTS.format(condition))
+    assert status == 1 and f"mine.toml:6: no number meets {text!r}; accepted: " in out
+
+
+@pytest.mark.parametrize(
+    "condition",
+    ['reduces = ">=8,<=8"', 'reduces = ">7,<9,%8"', 'reduces = "%8"', 'torch = ">=2.13,<2.13.1"', 'torch = ">=2,<=2"'],
+)
+def test_a_condition_that_one_number_meets_is_none(
+    condition: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, capsys, HEAD + ARGUMENTS.format(condition))[0] == 0
+
+
 def test_readers_of_kept_values_are_looked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rule = '[[rule]]\nid = "a"\nregion = "kept"\nkeep = "int8"\nops = ["exp"]\nread_by = ["linearr"]\n'
     status, out, _ = run(tmp_path, capsys, HEAD + rule)
