@@ -182,14 +182,14 @@ def watched_graphs(monkeypatch: pytest.MonkeyPatch, forward: bool) -> Iterator[l
         gm.register_forward_pre_hook(lambda _, inputs: inputs_of.__setitem__(gm, _copies(inputs)))
         return flow
 
-    def taking(self: Any, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
+    def taking(self: Any, call: Any, flow: Flow, numbers: Tensor, backward: bool = False) -> None:
         key = id(flow.values)
         if key in made and backward is not forward and key not in ran:  # a backward that is no graph is not in it
             _, gm, ops, data = made[key]
             if gm in inputs_of:
                 ran[key] = Watched(gm, flow, list(inputs_of[gm]), ops, data)
                 graphs.append(ran[key])
-        take(self, flow, numbers, backward)
+        take(self, call, flow, numbers, backward)
 
     inputs_of: dict[GraphModule, Sequence[Any]] = {}
     graphs: list[Watched] = []
