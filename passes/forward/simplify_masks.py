@@ -59,9 +59,9 @@ def _simplify_in(gm: GraphModule, scope: Scope, calls: Counter[GraphModule]) -> 
     simplified = 0
     masked = _masked(gm)
     for mask in dict.fromkeys(argument(call, "attn_mask") for call in masked):
-        keeps = _kept_scores(mask, scope)
-        if keeps is not None:
-            simplified += sum(_simplify(call, keeps) for call in masked if argument(call, "attn_mask") is mask)
+        causal = _is_causal(mask, scope)
+        if causal is not None:
+            simplified += sum(_simplify(call, causal) for call in masked if argument(call, "attn_mask") is mask)
     if simplified:
         gm.graph.eliminate_dead_code(lambda node: not is_pure(node))
     for node in list(gm.graph.nodes):
@@ -76,32 +76,34 @@ def _masked(gm: GraphModule) -> list[Node]:
     return [call for call in calls if argument(call, "attn_mask") is not None]
 
 
-def _simplify(call: Node, keeps: Tensor) -> bool:
-    """Remove the mask of a call; return whether that is possible. ``keeps``: bool, which scores the mask keeps."""
-    query, key = (tensor_value(argument(call, name)) for name in ("query", "key"))
-    if argument(call, "is_causal") or query is None or key is None:
+def _simplify(call: Node, causal: bool) -> bool:
+    """Remove the mask of a call, which is ``causal`` or masks nothing; return whether that is possible."""
+    if argument(call, "is_causal"):
         return False
-    sizes = query.shape[-2], key.shape[-2]
-    if not keeps.all():
-        square = torch.ones(keeps.shape[-2:], dtype=torch.bool, device="cpu").tril()
-        if sizes[0] != sizes[1] or keeps.shape[-2:] != sizes or not torch.equal(keeps, square.expand_as(keeps)):
+    if causal:
+        query, key, mask = (tensor_value(argument(call, name)) for name in ("query", "key", "attn_mask"))
+        if query is None or key is None or mask is None or mask.shape[-2:] != (query.shape[-2], key.shape[-2]):
             return False
         set_argument(call, "is_causal", True)
     set_argument(call, "attn_mask", None)
     return True
 
 
-def _kept_scores(mask: Node, scope: Scope) -> Tensor | None:
-    """Return which scores a mask keeps, as a bool tensor of its shape on the CPU; None if inputs may decide."""
+def _is_causal(mask: Node, scope: Scope) -> bool | None:
+    """Return whether a mask is causal, False if it masks nothing; None for other masks, and if inputs may decide."""
     calls: dict[Node, Any] = {}
     if not _collect(mask, scope, calls):
         return None
     with without_fake_mode(), torch.no_grad():
         value = _evaluated(calls)
-        if value.dtype is torch.bool:
-            return value
-        keeps = value == 0
-        return keeps if bool((keeps | (value == -torch.inf)).all()) else None
+        keeps = value if value.dtype is torch.bool else value == 0
+        if keeps is not value and not (keeps | (value == -torch.inf)).all():
+            return None
+        if keeps.all():
+            return False
+        rows, columns = keeps.shape[-2:]
+        square = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
+        return True if rows == columns and torch.equal(keeps, square.expand_as(keeps)) else None
 
 
 def _collect(node: Node, scope: Scope, calls: dict[Node, Any]) -> bool:

@@ -46,7 +46,7 @@ class _Backward:
 
     def living(self) -> list[Tensor | None]:
         """Return the owners; None for one that no longer exists, and for a gradient without a parameter."""
-        return [None if owner is None else owner() for owner in self.owners]
+        return _living(self.owners)
 
     def counting(self, versions: Mapping[int, int]) -> Tensor | None:
         """Return the flags that count, None if none does.
@@ -59,6 +59,10 @@ class _Backward:
         if min(own) > self.versions[-1]:
             return None
         return self.newest if own == {self.versions[-1]} else self.flags
+
+
+def _living(owners: Sequence[Owner]) -> list[Tensor | None]:
+    return [None if owner is None else owner() for owner in owners]
 
 
 #: Backwards, each with the flags that count.
@@ -199,7 +203,7 @@ class GraphFlags:
 
         ``flags``: None if the host knows that all gradients are finite.
         """
-        living = [None if owner is None else owner() for owner in references]
+        living = _living(references)
         version = self._checked.note(gradients, None if flags is None else living, dense)
         key = tuple(map(id, references))  # a living tensor has one weak reference, which the report keeps
         earlier = self._backwards.get(key)
