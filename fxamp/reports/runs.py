@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,9 +25,6 @@ _MOST = 4096
 #: The qualified name of the function that torch.compile returns. If torch renames it, reports of functions list no
 #: graphs; reports of modules still work.
 _COMPILED_CALL = "_TorchDynamoContext."
-
-#: The folder of Dynamo's code.
-_DYNAMO = str(Path(torch._dynamo.__file__).parent)
 
 
 class Runs:
@@ -201,7 +197,7 @@ def _program(frame: FrameType | None) -> Any:
     """
     running = None
     while frame is not None and not frame.f_code.co_qualname.startswith(_COMPILED_CALL):
-        if not frame.f_code.co_filename.startswith(_DYNAMO):
+        if not str(frame.f_globals.get("__name__")).startswith("torch._dynamo."):
             running = running or frame
         elif "frame" in frame.f_code.co_varnames and hasattr(compiling := frame.f_locals.get("frame"), "f_locals"):
             return compiling

@@ -107,11 +107,7 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
         return decided.reason
     if rule.keep is Keep.AS_IS:
         return rule.why
-    if (
-        memory.owner.target is operator.getitem
-        and memory.owner.args[1]
-        and "_norm" in str(producer(memory.owner).target)
-    ):
+    if _is_statistic(memory.owner, "batch_norm" if rule.keep is Keep.HOST else "_norm"):
         return "it is a statistic of a norm, whose dtype only the kernel knows"
     if rule.keep is Keep.RECOMPUTE:
         return "the partitioner saves it anyway"
@@ -121,6 +117,15 @@ def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
     plan = plan_packing(value, rule, place)
     symbolic = [n for view in memory.views for n in _views(node, view) if _reads_numbers(n)]
     return "its views have sizes that are not known" if symbolic and isinstance(plan, Packing) else plan
+
+
+def _is_statistic(owner: Node, norms: str) -> bool:
+    """Whether ``owner`` is a statistic of an op whose name contains ``norms``.
+
+    A batch norm's have a dtype that depends on the kernel everywhere, a layer or group norm's on CPUs only, where no
+    value is sent to the host.
+    """
+    return owner.target is operator.getitem and bool(owner.args[1]) and norms in str(producer(owner).target)
 
 
 def _packed_node(memory: Memory, rule: KeepRule) -> Node:

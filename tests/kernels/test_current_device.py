@@ -86,11 +86,10 @@ def test_the_update_of_the_scale(gpus: SimulatedGpus, monkeypatch: pytest.Monkey
 
 
 def test_the_outcome_of_a_step(gpus: SimulatedGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = torch.empty
+    outcomes, plain = Outcomes(), torch.empty
     monkeypatch.setattr(
         torch, "empty", lambda *sizes, dtype, device, pin_memory: plain(*sizes, dtype=dtype, device=device)
     )
-    outcomes = Outcomes()
     outcomes._stepped = torch.ones((), dtype=torch.bool).as_subclass(OnSecond)
     outcomes._skipped_on_device = torch.zeros((), dtype=torch.int64).as_subclass(OnSecond)
     outcomes.record(torch.zeros(()).as_subclass(OnSecond), SECOND)
