@@ -13,13 +13,13 @@ from torch import Tensor
 from fxamp.errors import OptionError
 from fxamp.optim.bound_step import BoundStep
 from fxamp.optim.errors import MakesStateError, NotCompilableError
-from fxamp.optim.in_backward import BackwardStep, parameters_of, subject
+from fxamp.optim.in_backward import BackwardStep, subject
 from fxamp.optim.precision.state_dicts import plain_state
 from fxamp.optim.precision.state_precision import Precision, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.programs.step_parts import CompiledParts, compile_parts, pack_state
 from fxamp.optim.reading.fingerprint import own_attributes
-from fxamp.optim.reading.layout import Layout, read_layout, settings_of
+from fxamp.optim.reading.layout import Layout, optimized_parameters, read_layout, settings_of
 from fxamp.optim.reading.snapshot import Likeness, Snapshot
 from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors, numbers_in
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
@@ -114,7 +114,7 @@ class CompiledOptimizer:
         self.backward_step = (before or BackwardStep(optimizer)) if asked else None
         if asked:
             try:
-                backward_steps(parameters_of(optimizer))
+                backward_steps(optimized_parameters(optimizer))
             except OptionError:
                 self.backward_step = before
                 raise
@@ -260,7 +260,7 @@ def backward_steps(parameters: Collection[Tensor]) -> list[BackwardStep | None]:
     found: dict[int, BackwardStep | None] = dict.fromkeys(asked)
     for optimizer, compiled in list(_compiled.items()):
         step = compiled.backward_step
-        for parameter in () if step is None else parameters_of(optimizer):
+        for parameter in () if step is None else optimized_parameters(optimizer):
             if id(parameter) in found:
                 if found[id(parameter)] not in (None, step):
                     raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")

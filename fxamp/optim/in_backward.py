@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.optim.tracing.stand_ins import plain_step, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
@@ -92,7 +93,7 @@ class BackwardStep:
         assert optimizer is not None
         stepped, settings = self._stepped, self._settings
         self._stepped, self._settings = {}, []
-        own = set(map(id, parameters_of(optimizer))) if stepped else set()
+        own = set(map(id, optimized_parameters(optimizer))) if stepped else set()
         for parameter in stepped.values():
             if id(parameter) not in own:
                 raise RuntimeError(
@@ -110,7 +111,7 @@ class BackwardStep:
                 f"{subject(optimizer)}, and its settings changed between the backward, which stepped with the old "
                 "ones, and step(); accepted: changes after step(), as by scheduler.step()"
             )
-        grads = any(parameter.grad is not None for parameter in parameters_of(optimizer))
+        grads = any(parameter.grad is not None for parameter in optimized_parameters(optimizer))
         if grads and not stepped:
             warn_once(__name__, _IDLE, type(optimizer).__name__)
 
@@ -161,7 +162,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 @contextmanager
 def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Hide the gradients of all parameters from the step inside."""
-    parameters = [parameter for parameter in parameters_of(optimizer) if parameter.grad is not None]
+    parameters = [parameter for parameter in optimized_parameters(optimizer) if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -170,11 +171,6 @@ def _without_gradients(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     finally:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters that the optimizer has now."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def subject(optimizer: torch.optim.Optimizer) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fxamp.optim.packed_tensor import is_packed, packed_copy, unpacked
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.passes.step.pack_state import COUNT
 
 
@@ -57,7 +58,7 @@ def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     fxamp can load it, into an optimizer compiled with any policy, or none.
     """
     saved = optimizer.state_dict()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = optimized_parameters(optimizer)
     places = [at for packed in saved["param_groups"] for at in packed["params"]]
     stored = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
     state = {

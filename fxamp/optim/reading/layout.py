@@ -169,7 +169,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
         NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
             several devices, state that is not a dict of tensors and constants, a parameter that is there twice.
     """
-    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    owners = optimized_parameters(optimizer)
     settings = settings_of(optimizer)
     known = {id(parameter): local(parameter) for parameter in owners}
     if len(known) < len(owners):
@@ -215,6 +215,11 @@ def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict
             )
         wholes[id(local(value))] = value
     return {name: local(value) for name, value in entry.items()} if dtensors else entry
+
+
+def optimized_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of all groups, as they are now."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
