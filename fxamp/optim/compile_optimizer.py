@@ -18,7 +18,6 @@ from fxamp.optim.compiled_optimizer import CompiledOptimizer
 from fxamp.optim.in_backward import steps_in_backward
 from fxamp.optim.precision.state_precision import unpack_state
 from fxamp.optim.programs.lowering import StepOptions
-from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
@@ -119,7 +118,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for parameter in optimized_parameters(optimizer))
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer, hooks: bool) -> bool:
@@ -137,7 +136,7 @@ def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None) -
     if clip_norm is None:
         return
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
-    parameters = [p for p in optimized_parameters(optimizer) if p.grad is not None]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if scale is not None:
         torch._foreach_div_([p.grad for p in parameters], scale)
         optimizer.grad_scale = None  # type: ignore[attr-defined]

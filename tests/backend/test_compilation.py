@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -26,8 +27,11 @@ class Two(nn.Module):
         return hidden, self.second(hidden)
 
 
-@pytest.mark.parametrize("options", [{"policy": "cpu-bfloat16"}, {"policy": "cpu-bfloat16", "nonfinite": "log"}, {}])
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@each_once(
+    "options, lowering",
+    [{"policy": "cpu-bfloat16"}, {"policy": "cpu-bfloat16", "nonfinite": "log"}, {}],
+    ["eager", "aot_eager"],
+)
 def test_a_compiled_graph_holds_neither_its_compilation_nor_its_inputs(
     options: dict[str, Any], lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

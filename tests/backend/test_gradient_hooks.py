@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.machines.lacks import needs_gradient_hooks
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
@@ -60,9 +61,7 @@ PROGRAMS = (
 )
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("around", [False, True])
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, around, lowering", PROGRAMS, [False, True], ["eager", "aot_eager"])
 def test_a_hook_sees_what_autocast_shows(program: Callable[..., Tensor], around: bool, lowering: str) -> None:
     assert_like_autocast(program, leaf(4, 8), leaf(8, 8), lowering=lowering, around=around)
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import assert_like_autocast, leaf
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -69,9 +69,10 @@ def without_a_mark(x: Tensor, w: Tensor) -> Any:
     return Unmarked.apply(h, w) * 2, h.sin()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(
-    "program", [read_afterwards, result_dropped, views_before_and_after, in_a_checkpoint, without_a_mark]
+@each_once(
+    "program, lowering",
+    [read_afterwards, result_dropped, views_before_and_after, in_a_checkpoint, without_a_mark],
+    LOWERINGS,
 )
 def test_gradients_are_those_of_autocast(program: Callable[..., Any], lowering: str) -> None:
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)

@@ -97,7 +97,7 @@ def outcome(model: nn.Module, policy: Policy, lowering: str) -> tuple[float, str
 ROUNDING = {"int8": 0.02, "float8_e4m3fn": 0.06, "float8_e5m2": 0.1, "bfloat16": 0.01}
 
 
-@each_once("keep, jump", ROUNDING, JUMPS)
+@each_once("keep, jump", ROUNDING, exhaustive(JUMPS, always=list(JUMPS)[::3]))
 def test_what_a_jump_reads_again_is_not_rounded(keep: str, jump: str) -> None:
     error, _, _ = outcome(Positions(JUMPS[jump]), all_in(keep), "aot_eager")
     assert error <= ROUNDING[keep]
@@ -134,7 +134,7 @@ class Interpolation(nn.Module):
         return ((1 - part) * self.table(row) + part * self.table(row + 1)).sin().sum()
 
 
-@each_once("keep, function", ["int8", "float8_e4m3fn"], SMOOTH)
+@each_once("keep, function", ["int8", "float8_e4m3fn"], exhaustive(SMOOTH, always=list(SMOOTH)[::3]))
 def test_what_functions_without_jumps_read_is_packed(keep: str, function: str) -> None:
     _, forms, reasons = outcome(Activated(SMOOTH[function]), all_in(keep), "aot_eager")
     assert keep in forms and "may jump" not in reasons

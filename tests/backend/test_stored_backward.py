@@ -7,7 +7,6 @@ import random
 import pytest
 import stored_step
 import torch
-from support.checks.exhaustive import exhaustive
 from support.machines.forked import printed_by
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -25,8 +24,9 @@ WAYS = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.inductor
-@pytest.mark.parametrize("way", exhaustive(WAYS, always=WAYS[:1]))
+@pytest.mark.parametrize("way", WAYS)
 def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) -> None:
     """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""
     policy, scaled, net = way

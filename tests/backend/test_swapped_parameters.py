@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
 import fxamp
@@ -86,8 +87,7 @@ def function_around_model(model: nn.Module, options: dict[str, Any]) -> Callable
 WAYS = [module_call, function_of_model, function_around_model]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@each_once("way, lowering", WAYS, ["eager", "aot_eager"])
 def test_parameters_are_swapped_as_without_fxamp(way: Callable[..., Any], lowering: str) -> None:
     model = Net()
     ours = swapped_between_steps(model, way(model, {"policy": "cpu-bfloat16", "lowering": lowering}))

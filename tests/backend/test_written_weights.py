@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.rounded_training import compiled
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -109,9 +110,7 @@ def in_autocast(model: Codebook) -> Callable[[Tensor], Tensor]:
 WRITES = (written_after, written_before, written_between, written_in_part, written_in_a_body)
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("program", [*WRITES, written_experts])
+@each_once("program, recipe, lowering", [*WRITES, written_experts], RECIPES, ["eager", "aot_eager"])
 def test_a_product_whose_weight_is_written_to_trains_as_under_autocast(
     program: Callable[[Codebook, Tensor], Tensor], recipe: str, lowering: str
 ) -> None:
@@ -128,8 +127,11 @@ def test_a_product_whose_weight_is_written_to_trains_as_under_autocast(
     assert "the program writes to its weight" in str(fxamp.report(ours))
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("program", [written_input, written_input_of_experts, written_without_gradients])
+@each_once(
+    "program, lowering",
+    [written_input, written_input_of_experts, written_without_gradients],
+    ["eager", "aot_eager"],
+)
 def test_other_writes_leave_products_in_8_bits(program: Callable[[Codebook, Tensor], Tensor], lowering: str) -> None:
     """The input of a product with a frozen weight is not saved, and where gradients are off nothing is."""
     experts = program is written_input_of_experts

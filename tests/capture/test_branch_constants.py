@@ -44,7 +44,11 @@ BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@each_once("name, lowering", BRANCHES, ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@each_once(
+    "name, lowering",
+    BRANCHES,
+    ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])],
+)
 def test_a_branch_with_constants(name: str, lowering: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return torch.cond(x.sum() < 1e9, BRANCHES[name], torch.sin, (x,)) @ w

@@ -111,6 +111,9 @@ def work(mesh: DeviceMesh) -> dict[str, Any]:
     return {"torch": by_torch(mesh), **{lowering: train(mesh, lowering) for lowering in LOWERINGS}}
 
 
+pytestmark = pytest.mark.exhaustive
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))

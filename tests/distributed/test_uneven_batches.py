@@ -134,7 +134,7 @@ JOINED: tuple[tuple[Any, dict[str, Any]], ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
     cases = asked_by(request)

@@ -3,9 +3,9 @@
 from itertools import product
 from typing import Any
 
-import pytest
 import torch
 from printed_graphs import PROGRAMS, Mlp, graphs_of
+from support.checks.exhaustive import each_once
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
@@ -54,8 +54,7 @@ def sourced(node: Node) -> bool:
     return node.op not in ("placeholder", "output") and bool(node.stack_trace)
 
 
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each_once("name, dynamic", PROGRAMS, [False, True])
 def test_every_node_is_read_with_and_without_strides_and_devices(name: str, dynamic: bool) -> None:
     graphs = graphs_of(*PROGRAMS[name], dynamic=dynamic)
     assert [stage for stage, _ in graphs] == ["dynamo", "joint", "forward", "backward"]

@@ -19,7 +19,7 @@ from fxamp.errors import NonFiniteError
 from fxamp.policy import Policy
 from fxamp.reports.nonfinite import NonFinite
 
-LOWERINGS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)]
+LOWERINGS = ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
 
 
 class Net(nn.Module):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -56,19 +57,24 @@ def _batch(size: float) -> tuple[Tensor, Tensor, Tensor]:
     return torch.full((4,), size, requires_grad=True), torch.ones(4), torch.ones(4)
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
-@pytest.mark.parametrize(
-    "sizes, order, steps",
-    [
-        ((1e3, torch.nan), [0], [1]),  # the newer forward is named too
-        ((1.0, 1e3, 1.0), [0, 1, 2], [2]),
-        ((1e3, 1.0, 1e3), [2, 1, 0], [3, 1]),
-    ],
+#: The sizes of the batches, the order of the backwards, and the steps that have a finding.
+ORDERS = [
+    ((1e3, torch.nan), [0], [1]),  # the newer forward is named too
+    ((1.0, 1e3, 1.0), [0, 1, 2], [2]),
+    ((1e3, 1.0, 1e3), [2, 1, 0], [3, 1]),
+]
+
+
+@each_once(
+    "case, calls, lowering",
+    RETURNED,
+    ORDERS,
+    ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)],
 )
-@pytest.mark.parametrize("case", RETURNED)
 def test_a_backward_has_the_step_of_its_forward(
-    case: str, sizes: Sequence[float], order: Sequence[int], steps: Sequence[int], lowering: str
+    case: str, calls: tuple[Sequence[float], Sequence[int], Sequence[int]], lowering: str
 ) -> None:
+    sizes, order, steps = calls
     compiled = compile_with(lambda *args: RETURNED[case](*args), lowering, policy="auto", nonfinite="log")
     batches = [_batch(size) for size in sizes]
     results = [compiled(*batch) for batch in batches]

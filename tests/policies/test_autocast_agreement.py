@@ -74,7 +74,7 @@ def test_a_rule_covers_no_other_overload_that_autocast_leaves_alone(device: str)
     assert too_many == []
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", exhaustive(DEVICES, always=["cpu"]))
 def test_only_the_named_ops_have_no_fake_kernel(device: str) -> None:
     failing = set()
     for name in runnable(device):
@@ -90,7 +90,7 @@ REWRITES = [(device, dtype, True) for device in DEVICES for dtype in DTYPES]
 REWRITES += [(device, "float16", False) for device in ("cuda", "cpu")]
 
 
-@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[(device, "float16", True) for device in ("cuda", "cpu")]))
+@pytest.mark.parametrize("run", exhaustive(REWRITES, always=[("cuda", "float16", True)]))
 def test_rewrite_agrees(run: tuple[str, str, bool]) -> None:
     device, dtype, brief = run
     policy = Policy.load(f"{device}-{dtype}").resolve(device)

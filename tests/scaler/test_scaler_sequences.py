@@ -91,7 +91,7 @@ def test_any_program_does_the_same(program: list[tuple[Any, ...]]) -> None:
         assert_same(worlds[1].state(), worlds[0].state())
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.tuples(st.sets(which), st.booleans(), st.integers(1, 3)), min_size=8, max_size=14))
 def test_a_training_loop_does_the_same(iterations: list[tuple[set[int], bool, int]]) -> None:
     """Whole iterations, so that growth, back-off and several optimizers meet: (who overflows, clip, accumulated)."""

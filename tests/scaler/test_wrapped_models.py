@@ -85,6 +85,9 @@ def work(mesh: DeviceMesh) -> dict[str, Any]:
     return {name: run(name) for name in WRAPPERS}
 
 
+pytestmark = pytest.mark.exhaustive
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))

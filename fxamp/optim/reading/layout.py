@@ -169,7 +169,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
         NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
             several devices, state that is not a dict of tensors and constants, a parameter that is there twice.
     """
-    owners = optimized_parameters(optimizer)
+    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer)
     known = {id(parameter): local(parameter) for parameter in owners}
     if len(known) < len(owners):

@@ -81,7 +81,7 @@ def asks(rule: Rule | None) -> object:
     return None if rule is None else (rule.cast, rule.inputs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(policies(), policies())
 def test_it_finds_what_is_decided_differently_and_nothing_else(old: Policy, new: Policy) -> None:
     expected = set()
@@ -92,7 +92,7 @@ def test_it_finds_what_is_decided_differently_and_nothing_else(old: Policy, new:
     assert {(change.region, change.old, change.new) for change in diff_policies(old, new).ops} == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(policies(), policies())
 def test_it_mirrors(old: Policy, new: Policy) -> None:
     there, back = diff_policies(old, new), diff_policies(new, old)
@@ -118,7 +118,7 @@ def empty(diff: PolicyDiff) -> bool:
     return diff.same and not diff.rules
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(policies())
 def test_with_itself_there_is_nothing(policy: Policy) -> None:
     assert empty(diff_policies(policy, policy))
@@ -138,7 +138,7 @@ def test_built_in_policies_equal_themselves_in_any_spelling(name: str, tmp_path:
         assert empty(diff_policies(policy, replace(policy, rules=tuple(mixed))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_rules_may_be_split_over_files(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     policy = data.draw(policies())

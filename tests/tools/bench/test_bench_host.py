@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.host.steps import KINDS, Row, calls, start
@@ -25,7 +26,7 @@ def counted(kind: str, parameters: int) -> dict[str, int]:
     return calls(start(Row(kind, parameters)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", exhaustive(KINDS, always=["scaled", "compiled optimizer"]))
 def test_a_step_stays_within_its_budget_of_calls(kind: str) -> None:
     """Calls, not time: a count is the same on a busy machine."""
     most, most_for_each = BUDGET[kind]

@@ -51,6 +51,7 @@ def added(text: str) -> list[tuple[str, tuple[str, ...]]]:
     return [(rule.asks, rule.modules) for rule in Policy.loads(text).rules if rule.id not in before]
 
 
+@pytest.mark.exhaustive
 def test_the_guilty_module_is_found_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(tmp_path, capsys, MODEL.format(blocks=WIDE))
     assert status == 0 and added(out) == [("as-is", ("layers.1.linear",))]
