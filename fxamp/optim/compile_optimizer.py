@@ -16,7 +16,7 @@ from fxamp.optim.bound_step import has_pre_hooks, own_step, run_pre_hooks
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.compiled_optimizer import CompiledOptimizer
 from fxamp.optim.in_backward import steps_in_backward
-from fxamp.optim.precision.state_precision import unpack_state
+from fxamp.optim.precision.state_precision import complete_state, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step
 from fxamp.policy import Policy
@@ -106,6 +106,8 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             _clip_in_memory(self, clip_norm)
             positional = (closure, *args) if closure is not None or args else ()
             result = uncompiled(*positional, **kwargs)
+            if compiled.precision is not None:
+                complete_state(self, compiled.precision.table)
             stepped(self)
             return loss if loss is not None else result
         wide = None if scale is None else scale.to(widest_float(scale.device))

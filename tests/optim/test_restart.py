@@ -4,13 +4,16 @@ import copy
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import fxamp
 from fxamp.kernels import Implementation, forced
@@ -127,6 +130,31 @@ def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
             training.step(3)
             training.step(4)
         assert_equal(run, other)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("table", TABLES)
+def test_a_distributed_checkpoint_continues_bit_for_bit(
+    table: str, dtype: torch.dtype, flat: bool, tmp_path: Path
+) -> None:
+    """It loads only what a new optimizer has after one step, which is the optimizer's own."""
+    runs, options = [Run(table, dtype=dtype) for _ in range(2)], StateDictOptions(flatten_optimizer_state_dict=flat)
+    models = [nn.ParameterList(run.parameters) for run in runs]
+    for at in range(3):
+        runs[0].step(at)
+    saved, loaded = (
+        dict(zip(("model", "optimizer"), get_state_dict(model, run.optimizer, options=options), strict=True))
+        for model, run in zip(models, runs, strict=True)
+    )
+    dcp.save(saved, checkpoint_id=tmp_path)
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    own = {"model_state_dict": loaded["model"], "optim_state_dict": loaded["optimizer"]}
+    set_state_dict(models[1], runs[1].optimizer, **own, options=options)
+    for at in range(3, 6):
+        for run in runs:
+            run.step(at)
+        assert_equal(*runs)
 
 
 def counts(run: Run) -> list[int]:

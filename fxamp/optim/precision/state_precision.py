@@ -37,6 +37,16 @@ def unpack_state(optimizer: torch.optim.Optimizer) -> None:
             entry.update({name: unpacked(value) for name, value in entry.items() if is_packed(value)})
 
 
+def complete_state(optimizer: torch.optim.Optimizer, table: OptimizerPrecision) -> None:
+    """Add what compiled steps add to the state that the optimizer's own step has made.
+
+    So it has all entries after one step: torch.distributed.checkpoint loads no others into a new optimizer.
+    """
+    for owner, entry in optimizer.state.items():
+        if isinstance(owner, Tensor) and entry:
+            entry.update(initial_entries(table, owner, entry))
+
+
 def require_names(layout: Layout, table: OptimizerPrecision) -> None:
     """Raise OptionError if the table names a state that does not exist or cannot be packed."""
     state: dict[str, Any] = {}
@@ -57,8 +67,8 @@ def require_names(layout: Layout, table: OptimizerPrecision) -> None:
 
 
 def _is_packable(value: Any, stored: str) -> bool:
-    """Whether a value of the state can be packed and is not packed yet."""
-    if not isinstance(value, Tensor) or isinstance(value, PackedTensor) or not value.dim():
+    """Whether a value of the state is to be packed and is not packed yet."""
+    if stored == "float32" or not isinstance(value, Tensor) or isinstance(value, PackedTensor) or not value.dim():
         return False
     return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != stored)
 
@@ -74,8 +84,7 @@ def packed_state(
     packed: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
     for name in {name for entry in entries for name in entry}:
         stored = table.stored_as(str(name))
-        packable = stored != "float32" and name != COMPENSATION
-        if not packable or not all(_is_packable(entry.get(name), stored) for entry in entries):
+        if name == COMPENSATION or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
         # A state has one form for all parameters of a kind, because one program reads it.
         signed = name not in unsigned or any(is_negative_somewhere(entry[name]) for entry in entries)
@@ -84,22 +93,33 @@ def packed_state(
             packed[layout.parameters[at]][name] = PackedTensor.of(entry[name], form)
     for at, entry in zip(members, entries, strict=True):
         parameter = layout.parameters[at]
-        if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry and entry:
-            packed[parameter][COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
-        if _rounds_stochastically(table, parameter, {**entry, **packed[parameter]}) and not _is_count(entry, parameter):
-            count = entry.get(COUNT, 0)
+        packed[parameter] |= initial_entries(table, parameter, entry)
+        if _rounds_stochastically(table, parameter, entry) and not _is_count(entry, parameter):
+            count = packed[parameter].get(COUNT, entry.get(COUNT))
             known = count if isinstance(count, Tensor) else torch.tensor(count, device="cpu")
             packed[parameter][COUNT] = moved(known.to(torch.int32), parameter.device, copy=True)
     return {owner: entry for owner, entry in packed.items() if entry}
 
 
+def initial_entries(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what the table adds to a parameter's state ``entry`` and it lacks, as before the first compiled step."""
+    initial: dict[str, Any] = {}
+    if table.weights == "kahan" and parameter.dtype in NARROW and entry and COMPENSATION not in entry:
+        initial[COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
+    if _rounds_stochastically(table, parameter, entry) and COUNT not in entry:
+        initial[COUNT] = 0
+    return initial
+
+
 def _rounds_stochastically(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> bool:
-    """Whether the step rounds stochastically what it writes to a parameter or to its state."""
+    """Whether a compiled step, which finds the state packed, rounds stochastically what it writes."""
     if table.rounding != "stochastic":
         return False
-    written = [value for name, value in entry.items() if isinstance(value, Tensor) and name != COMPENSATION]
-    written += [] if table.weights == "kahan" else [parameter]
-    return any(_form(value) not in ("", "float16") for value in written)
+    state = {str(name): value for name, value in entry.items() if isinstance(value, Tensor) and name != COMPENSATION}
+    written = [*state.values(), *([] if table.weights == "kahan" else [parameter])]
+    return any(_form(value) not in ("", "float16") for value in written) or any(
+        _is_packable(value, table.stored_as(name)) for name, value in state.items()
+    )
 
 
 def _is_count(entry: Mapping[Any, Any], parameter: Tensor) -> bool:
