@@ -71,7 +71,7 @@ class FxampPrecision(MixedPrecision):  # type: ignore[misc]
             outside = torch.compiler.disable(getattr(module, name))  # type: ignore[no-untyped-call]
             self._replace(module, name, outside)
         if self.scaler is not None:
-            self.scaler.graph_scale(device_of(module))
+            self.scaler.scale(torch.zeros((), device=device_of(module)))
         return module
 
     def teardown(self) -> None:

@@ -36,6 +36,7 @@ class BackwardScaler(Protocol):
     """The part of a scaler that backwards use."""
 
     graph_norm: bool
+    asked: bool
 
     @property
     def graphs(self) -> Flags: ...
@@ -44,6 +45,9 @@ class BackwardScaler(Protocol):
 
     def graph_scale(self, device: torch.device) -> Tensor:
         """Return the scale, 0-dim float32 on ``device``."""
+
+    def note_unasked(self, flags: Tensor) -> None:
+        """Note whether a backward overflowed, if the scaler has not been ``asked`` for anything yet."""
 
 
 def times(value: Tensor, factor: Tensor) -> Tensor:

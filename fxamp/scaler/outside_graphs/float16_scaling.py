@@ -46,8 +46,8 @@ def begin(loss: Tensor, scaler: BackwardScaler) -> Tensor:
     scale would make it; any other float16 loss is copied.
 
     Raises:
-        UnscaledError: gradients would reach a float16 parameter, a reentrant checkpoint that computes in float16, or,
-            through float16 code, a graph of another scaler.
+        UnscaledError: gradients would reach a float16 parameter, a reentrant checkpoint that computes in float16, only
+            graphs of another scaler, or one of these through float16 code.
     """
     if loss.dtype in HALVES:
         loss = loss.float() if loss.dtype == torch.float16 and loss.dim() == 0 else loss.clone()
@@ -69,10 +69,13 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
             dtypes[node] = [dtype in HALVES for dtype in gradient_dtypes(node)]
         return dtypes[node]
 
+    own, other = False, None
     stack, nodes = [(root, False)], {root}
     while stack:
         node, inside = stack.pop()
         border = border_of(node)
+        if border is not None:
+            own, other = (True, other) if border.scaler is scaler else (own, border)
         if border is not None and border.last and not border.in_float16:
             continue
         edges = node.next_functions
@@ -87,6 +90,31 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
             if function not in nodes:
                 nodes.add(function)
                 stack.append((function, within))
+    if other is not None and not own:
+        raise _of_another(scaler, other)
+
+
+def refuse_graphs(loss: Tensor, scaler: BackwardScaler) -> None:
+    """Raise UnscaledError if gradients of ``loss`` would enter graphs, while no graph was compiled with ``scaler``."""
+    stack = [] if loss.grad_fn is None else [loss.grad_fn]
+    nodes = {*stack}
+    while stack:
+        node = stack.pop()
+        border = border_of(node)
+        if border is not None:
+            raise _of_another(scaler, border)
+        new = set(inner_nodes(node.next_functions)) - nodes
+        nodes |= new
+        stack += new
+
+
+def _of_another(scaler: BackwardScaler, border: Border) -> UnscaledError:
+    return UnscaledError(
+        f"a loss is scaled by {scaler!r}, but its graphs were compiled with options={{'scaler': {border.scaler!r}}}, "
+        "which would never adapt its scale, so steps could be skipped forever; accepted: scale, step and update of "
+        "the scaler in the options. What torch.compile returns is copied with its options: copy the scaler with it, "
+        'copy.deepcopy((compiled, scaler)), or compile a copy of the model with options={"scaler": scaler}'
+    )
 
 
 @dataclass(frozen=True)

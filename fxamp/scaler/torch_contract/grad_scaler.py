@@ -1,5 +1,6 @@
 """fxamp.GradScaler: the contract of torch.amp.GradScaler, in generated kernels or inside the compiled backward."""
 
+import weakref
 from collections import defaultdict
 from os import PathLike
 from typing import Any, TypeVar
@@ -17,8 +18,9 @@ from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.reports.nonfinite import NonFinite
+from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.graph_flags import GraphFlags
-from fxamp.scaler.outside_graphs.float16_scaling import begin
+from fxamp.scaler.outside_graphs.float16_scaling import begin, refuse_graphs
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
@@ -35,6 +37,15 @@ T = TypeVar("T")
 
 #: The device whose values the host knows without waiting.
 _CPU = torch.device("cpu")
+
+#: Scalers to which graphs were attached; weak references.
+_attached: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
+
+_UNASKED = (
+    "a backward of a graph overflowed, and the scaler in its options has not been asked for anything: its scale backs "
+    "off in its own update() alone, so steps may be skipped forever; accepted: scale, step and update of the scaler "
+    "in the options, not of another one such as torch.amp.GradScaler"
+)
 
 
 @named_arguments
@@ -111,6 +122,7 @@ class GradScaler(torch.amp.GradScaler):
         self._skip_settings = SkipSettings(skip, step_lowering)
         self._ranks = ranks
         self.graphs = GraphFlags()
+        self.asked, self._unasked = False, Outcomes()
         self._outcomes = Outcomes()
         self._ledger = OverflowLedger()
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
@@ -140,12 +152,13 @@ class GradScaler(torch.amp.GradScaler):
         becomes float32.
 
         Raises:
-            UnscaledError: float16 code outside the graphs that fxamp cannot follow; see
+            UnscaledError: float16 code outside the graphs that fxamp cannot follow, or graphs of another scaler; see
                 ``fxamp/scaler/outside_graphs/float16_scaling.py``.
             ValueError: ``outputs`` holds something that is neither a tensor nor an iterable.
         """
         if not self._enabled:
             return outputs
+        self.asked = True
         scaled: T = map_tensors(outputs, self._scale_one)
         return scaled
 
@@ -365,6 +378,7 @@ class GradScaler(torch.amp.GradScaler):
             OptionError: a loss was scaled since the last update; its gradients would never be unscaled.
         """
         self.graphs.attach()
+        _attached.add(self)
 
     def graph_scale(self, device: torch.device) -> Tensor:
         """Return the scale, 0-dim float32 on ``device``; created if necessary; 1.0 if the scaler is disabled."""
@@ -375,6 +389,12 @@ class GradScaler(torch.amp.GradScaler):
         assert self._scale is not None
         return moved(self._scale, device)
 
+    def note_unasked(self, flags: Tensor) -> None:
+        """Warn once if a backward has overflowed though this scaler has not been ``asked``; waits for no device."""
+        self._unasked.record(flags.any(), flags.device)
+        if False in self._unasked.poll():
+            warn_once(__name__, _UNASKED)
+
     # ---- inside ----
 
     def _scale_one(self, output: Tensor) -> Tensor:
@@ -382,12 +402,15 @@ class GradScaler(torch.amp.GradScaler):
         if self.graphs.in_use(self):
             self.graphs.require_wrappers()
             return begin(output, self)
+        if _attached:
+            refuse_graphs(output, self)
         self.graphs.scaled_losses = True
         return output * scale
 
     def _record(self, optimizer: torch.optim.Optimizer, call: str) -> OptimizerRecord:
         """Return the optimizer's record, if ``call`` may come now; see :meth:`OptimizerRecord.require`."""
         self._check_scale_growth_tracker(call)
+        self.asked = True
         record = self._per_optimizer_states[id(optimizer)]
         record.require(call)
         return record
@@ -480,7 +503,7 @@ class GradScaler(torch.amp.GradScaler):
         state = super().__getstate__()
         if self._enabled:
             state["_init_scale"] = self.loss_scale
-        for part in ("graphs", "_outcomes", "_ledger"):
+        for part in ("graphs", "asked", "_unasked", "_outcomes", "_ledger"):
             del state[part]
         # Pickles hold settings and numbers, not parts.
         return state | {"_skips": self.skipped_steps, "_scaled_losses": self.graphs.scaled_losses}
@@ -489,6 +512,7 @@ class GradScaler(torch.amp.GradScaler):
         numbers = {"_skips", "_scaled_losses"}
         super().__setstate__({name: value for name, value in state.items() if name not in numbers})
         self.graphs = GraphFlags(state["_scaled_losses"])
+        self.asked, self._unasked = False, Outcomes()
         self._outcomes = Outcomes(state["_skips"])
         self._ledger = OverflowLedger()
 
