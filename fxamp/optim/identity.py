@@ -1,6 +1,6 @@
 """Recognize gradients that are as a backward returned them, so that clipping and checks need not read them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import count
 from operator import attrgetter
 
@@ -15,6 +15,11 @@ _version = attrgetter("_version")
 #: The first version number that fxamp gives to gradients. No tensor reaches it by writes in place.
 _FIRST = 2**20
 _versions = count(_FIRST)
+
+
+def next_version() -> int:
+    """Return a version number newer than that of every gradient which a backward has returned."""
+    return next(_versions)
 
 
 class Identities:
@@ -39,7 +44,7 @@ class Identities:
             fit = [at for at, gradient in enumerate(gradients) if has_identity(gradient)]
             gradients = [gradients[at] for at in fit]
             owners = None if owners is None else [owners[at] for at in fit]
-        version = next(_versions)
+        version = next_version()
         set_version(gradients, version)
         addresses = map(Tensor.data_ptr, gradients)
         keys = addresses if owners is None else zip(addresses, map(id, owners), strict=True)
@@ -69,10 +74,6 @@ class Identities:
         if versions == list(map(self._noted.get, addresses)):
             return True
         return versions == list(map(self._noted.get, zip(addresses, map(id, owners), strict=True)))
-
-    def forget(self, versions: Collection[int]) -> None:
-        """Forget the gradients of these versions."""
-        self._noted = {key: version for key, version in self._noted.items() if version not in versions}
 
     def clear(self) -> None:
         """Forget all gradients."""

@@ -1,9 +1,11 @@
 """The flags of one scaler's compiled graphs: what their backwards reported since the last update."""
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -12,61 +14,89 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import OptionError
 from fxamp.optim.gradients import GradientGroup, Gradients
-from fxamp.optim.identity import Identities
+from fxamp.optim.identity import Identities, next_version
 from fxamp.reports.nonfinite import Account
 from fxamp.scaler.graphs.flag_table import FlagTable
 from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
 from fxamp.torch_devices import known, moved
-from fxamp.torch_private import compile_options
+from fxamp.torch_private import accumulates, after_backward, compile_options, running_backward, running_node
 
 MOST_SQUARES = 256
 """Maximum number of backwards whose sum of squares is kept, if no update drops them."""
 
+MOST_REPORTS = 4096
+"""Number of reports from which on those of one graph are combined, if no update drops them."""
 
-class _Backward:
-    """Reports of compiled backwards on the gradients of ``owners``; empty if the host knows that all are finite.
+
+class _Run:
+    """One backward of autograd, which runs any number of graphs; or a record made outside of any.
 
     Attributes:
-        owners: weak references to the parameters; None for a gradient that belongs to no parameter.
-        unowned: the number of gradients that belong to no parameter.
-        flags: whether each overflowed, bool or int32 ``[len(owners)]``, in one of these backwards.
-        newest: those of the newest one.
-        versions: those of their gradients, the newest last.
+        ended: the version that gradients had reached. One that is newer, or was None at a newer one, holds nothing of
+            this run. Infinite while it runs, and for good if it ran inside another, which may hold its results.
+        accumulates: whether it is known to add to ``.grad``; autograd.grad() returns its results to the program.
     """
 
-    def __init__(self, owners: Sequence[Owner], flags: Tensor, version: int) -> None:
-        self.owners, self.unowned, self.flags = owners, owners.count(None), flags
-        self.newest, self.versions = flags, [version]
+    def __init__(self, running: bool) -> None:
+        self.ended, self.accumulates, self._inner = math.inf, False, False
+        if not running:
+            self._stop()
+            return
+        end = partial(_Run._end, self)
+        weakref.finalize(end, self._stop)  # autograd drops it without a call if the backward raises
+        after_backward(end)
 
-    def add(self, flags: Tensor, version: int) -> None:
+    def note(self, owners: Sequence[Tensor | None]) -> None:
+        """Note that a graph of this run computes gradients of ``owners``."""
+        if not self.accumulates and self.ended == math.inf:
+            self.accumulates = any(accumulates(owner) for owner in owners if owner is not None)
+
+    def _end(self) -> None:
+        self._inner = running_node() is not None
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._inner:
+            self.ended = min(self.ended, next_version())
+
+
+class _Backward:
+    """Reports of compiled backwards on the gradients of ``owners``.
+
+    Attributes:
+        runs: the backwards of autograd that they were part of.
+        owners: weak references to the parameters; None for a gradient that belongs to no parameter.
+        flags: whether each overflowed, bool or int32 ``[len(owners)]``, in one of these backwards.
+    """
+
+    def __init__(self, run: _Run, owners: Sequence[Owner], flags: Tensor) -> None:
+        self.runs, self.owners, self.flags = {run}, owners, flags
+
+    def add(self, run: _Run, flags: Tensor) -> None:
         """Add a newer backward for the same owners."""
-        self.flags, self.newest = self.flags | flags, flags
-        self.versions.append(version)
+        self.runs.add(run)
+        self.flags = self.flags | flags
 
-    def living(self) -> list[Tensor | None]:
-        """Return the owners; None for one that no longer exists, and for a gradient without a parameter."""
-        return _living(self.owners)
+    def counting(self, ages: Mapping[int, int], oldest: int, everybody: Tensor) -> list[Tensor | None]:
+        """Return for each flag the parameter that it counts for, ``everybody``, or None if it does not count.
 
-    def counting(self, versions: Mapping[int, int]) -> Tensor | None:
-        """Return the flags that count, None if none does.
-
-        ``versions``: by the id of a parameter, the version of its gradient, 0 if it is not as a backward returned it.
+        ``ages``: of an optimizer's gradients, by the id of the parameter: a version before which it held nothing, 0 if
+        that is unknown; ``oldest``: the lowest of them.
         """
-        own = {versions[id(owner)] for owner in self.living() if id(owner) in versions}
-        if not own or self.unowned:
-            return self.flags
-        if min(own) > self.versions[-1]:
-            return None
-        return self.newest if own == {self.versions[-1]} else self.flags
+        ended = max(run.ended for run in self.runs)
+        dropped = oldest > ended and all(run.accumulates for run in self.runs)
+        unowned = None if dropped else everybody
+        held = [own if ages.get(id(own), math.inf) <= ended else None for own in _living(self.owners)]
+        return [unowned if owner is None else own for owner, own in zip(self.owners, held, strict=True)]
 
 
 def _living(owners: Sequence[Owner]) -> list[Tensor | None]:
     return [None if owner is None else owner() for owner in owners]
 
 
-#: Backwards, each with the flags that count.
-_Counting = Sequence[tuple[_Backward, Tensor]]
+#: For each backward: what its flags count for, and the flags.
+_Counting = Sequence[tuple[list[Tensor | None], Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +121,18 @@ class GraphFlags:
     Flags are sticky: an overflow in one backward is kept through later backwards, until :meth:`clear`. So one bad
     micro-batch skips the whole accumulated step. If a parameter's gradient is summed from several graphs, it is bad if
     any of them reported an overflow. Flags of gradients that were dropped, as by ``zero_grad()``, do not count, as with
-    torch's scaler: those of earlier backwards for a gradient that is exactly as a backward returned it, and those of a
-    graph whose backward runs again while no parameter of it has a gradient. Those of gradients set to zero do.
+    torch's scaler: a gradient that is exactly as a later backward returned it, or that was None when a later backward
+    reported, holds nothing of earlier ones. Flags of gradients set to zero count.
 
     A clean flag holds only for the gradient as the graph returned it. If the gradient changed since (summed with
     another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again. Where there are
     several ranks, every gradient is: a collective, such as a loop's own all-reduce, writes to gradients unseen.
 
     A gradient that belongs to no parameter went on into an earlier graph or into eager code. Its flag counts for every
-    optimizer: the overflow may be invisible later, for example after a hook that clamps.
+    optimizer that may hold a gradient of that backward: the overflow may be invisible later, for example after a hook
+    that clamps. Parameters outside of graphs may hold one until :meth:`clear`. All parameters may if the backward was
+    that of ``torch.autograd.grad()``, or had no graph with a parameter. All flags of a backward that runs inside
+    another one, as a reentrant checkpoint's does, count until :meth:`clear`.
 
     Attributes:
         attached: whether compiled backwards scale, unscale and check.
@@ -112,6 +145,8 @@ class GraphFlags:
         self.scaled_losses = scaled_losses
         self.monitors: weakref.WeakValueDictionary[int, Account] = weakref.WeakValueDictionary()
         self._backwards: dict[tuple[int, ...], _Backward] = {}
+        self._runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()
+        self._dropped: dict[int, int] = {}
         self._checked = Identities()
         self._squares: dict[int, tuple[int, Tensor]] = {}
         self._tables: dict[torch.device, FlagTable] = {}
@@ -166,7 +201,7 @@ class GraphFlags:
 
         Args:
             owners: returns for each flag a weak reference to the parameter whose gradient it is, or None for a gradient
-                that no parameter owns; such a flag counts for every optimizer. Called if a flag may be set.
+                that no parameter owns. Called if a flag may be set, or was.
             flags: bool, or 0 or 1 in int32, ``[len(gradients)]``: whether a gradient holds an inf or NaN. None if the
                 host knows that none does.
             gradients: the unscaled gradients, as they are returned to autograd. They are not kept alive. A parameter
@@ -197,24 +232,37 @@ class GraphFlags:
     def _record(
         self, references: Sequence[Owner], flags: Tensor | None, gradients: Sequence[Tensor], dense: bool
     ) -> int:
-        """Record a backward, and forget earlier ones of its graph if their gradients were dropped; return its version.
-
-        If the program still has such a gradient, and assigns it, its values are read.
+        """Record a backward, and which of its parameters have no gradient before it; return its version.
 
         ``flags``: None if the host knows that all gradients are finite.
         """
         living = _living(references)
         version = self._checked.note(gradients, None if flags is None else living, dense)
-        key = tuple(map(id, references))  # a living tensor has one weak reference, which the report keeps
+        if self._backwards:
+            none = [id(own) for own in living if own is not None and own.grad is None]
+            self._dropped.update(dict.fromkeys(none, version))
+        run = self._run()
+        run.note(living)
+        if flags is None:
+            return version
+        # Reports are combined while no gradient was dropped between them, which is unknown without a parameter.
+        drops = (self._dropped.get(id(own), 0) for own in living if own is not None)
+        since = max(drops, default=version) if len(self._backwards) < MOST_REPORTS else 0
+        key = since, *map(id, references)  # a living tensor has one weak reference, which the report keeps
         earlier = self._backwards.get(key)
-        if earlier is not None and not earlier.unowned and all(own is None or own.grad is None for own in living):
-            self._checked.forget(self._backwards.pop(key).versions)
-            earlier = None
-        if flags is not None and earlier is not None:
-            earlier.add(flags, version)
-        elif flags is not None:
-            self._backwards[key] = _Backward(references, flags, version)
+        if earlier is None:
+            self._backwards[key] = _Backward(run, references, flags)
+        else:
+            earlier.add(run, flags)
         return version
+
+    def _run(self) -> _Run:
+        """Return the backward of autograd that is running in this thread."""
+        number = running_backward()
+        run = self._runs.get(number)
+        if run is None or number < 0:
+            run = self._runs[number] = _Run(number >= 0)
+        return run
 
     # ---- what a check reads ----
 
@@ -257,6 +305,7 @@ class GraphFlags:
     def clear(self) -> None:
         """Drop all flags, and the record of which gradients were checked; the scaler stays attached."""
         self._backwards.clear()
+        self._dropped.clear()
         self._checked.clear()
         self._squares.clear()
         self.scaled_losses = False
@@ -268,14 +317,17 @@ class GraphFlags:
         return self._checked.changed(gradients, parameters)
 
     def _counting(self, group: GradientGroup, unread: Sequence[int]) -> _Counting:
-        """Return the backwards whose flags count for the gradients of ``group``; those at ``unread`` have changed."""
-        versions = {
+        """Return the flags that count for the gradients of ``group``; those at ``unread`` have changed."""
+        ages = {
             id(parameter): getattr(gradient, "_version", 0)
             for parameter, gradient in zip(group.parameters, group.as_they_are(), strict=True)
         }
-        versions |= {id(group.parameters[at]): 0 for at in unread}
-        counting = [(backward, backward.counting(versions)) for backward in self._backwards.values()]
-        return [(backward, flags) for backward, flags in counting if flags is not None]
+        changed = (id(group.parameters[at]) for at in unread)
+        ages |= {key: self._dropped.get(key, 0) for key in changed}
+        oldest = min(ages.values(), default=0)
+        every = self._backwards.values()
+        counting = [(one.counting(ages, oldest, self._everybody), one.flags) for one in every]
+        return [(parameters, flags) for parameters, flags in counting if any(own is not None for own in parameters)]
 
     def _by_parameter(
         self, backwards: _Counting, parameters: Sequence[Tensor], unread: list[int], device: torch.device
@@ -283,16 +335,12 @@ class GraphFlags:
         """Return reports with flags combined for each parameter; unchanged gradients come first."""
         for table in self._tables.values():
             table.clear()
-        for backward, flags in backwards:
+        for owners, flags in backwards:
             if flags.device not in self._tables:
                 self._tables[flags.device] = FlagTable(flags.device)
-            living = backward.living()
-            self._tables[flags.device].add(
-                [self._everybody if own is None else alive for own, alive in zip(backward.owners, living, strict=True)],
-                flags,
-            )
+            self._tables[flags.device].add(owners, flags)
         reports = []
-        if any(backward.unowned for backward, _ in backwards):
+        if any(own is self._everybody for owners, _ in backwards for own in owners):
             reports.append(Report([None], self._read([self._everybody], device)))
         read_too = set(unread)
         unchanged = [parameter for at, parameter in enumerate(parameters) if at not in read_too]
@@ -312,17 +360,14 @@ class GraphFlags:
 
 
 def _whole(backwards: _Counting, parameters: Sequence[Tensor], device: torch.device) -> Report | None:
-    """Return the flags as backwards reported them, if these backwards had exactly ``parameters``, each once.
+    """Return the flags as backwards reported them, if they count for exactly ``parameters``, each once.
 
-    Backwards that had none of ``parameters`` do not matter. Return None if the flags must be combined by parameter.
+    Return None if the flags must be combined by parameter.
     """
-    wanted = set(map(id, parameters))
-    parts = [(flags, backward.unowned, backward.living()) for backward, flags in backwards]
-    parts = [part for part in parts if part[1] or not wanted.isdisjoint(map(id, part[2]))]
-    owners = [owner for _, _, living in parts for owner in living]
-    if len(owners) != len(wanted) or wanted != set(map(id, owners)):
+    owners = [own for owners, _ in backwards for own in owners]
+    if len(owners) != len(parameters) or set(map(id, parameters)) != set(map(id, owners)):
         return None
-    flags = [moved(own, device) for own, _, _ in parts]
+    flags = [moved(own, device) for _, own in backwards]
     return Report(owners, flags[0] if len(flags) == 1 else torch.cat(flags))
 
 
