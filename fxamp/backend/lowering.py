@@ -7,8 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.eager_checkpoints import keep_random_numbers
-from fxamp.backend.eager_functions import save_for_second_backward
+from fxamp.backend.eager_graph import run_eagerly
 from fxamp.backend.participants import Participants
 from fxamp.capture.autocast_state import autocast_state, regions_closed
 from fxamp.errors import MachineError
@@ -33,8 +32,7 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], participants: Participan
             lowered = lower_by_inductor(gm, inputs, participants)
     run = participants.run(traced(lowered), gm)  # Dynamo calls the result untraced
     if lowering == "eager":
-        save_for_second_backward(gm)  # nothing analyses the graph from here on
-        keep_random_numbers(gm)
+        run_eagerly(gm)
     return run
 
 

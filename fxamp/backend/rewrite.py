@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.argument_names import named_arguments
 from fxamp.backend.auto_products import products
+from fxamp.backend.eager_graph import run_eagerly
 from fxamp.backend.options import parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_verbatim
@@ -65,6 +66,7 @@ def rewrite(
             choice = choice.settled(products(cast))
     if choice.policy is None:
         traced, captured = plain if isinstance(plain, tuple) else _captured(source, example_inputs)
+    run_eagerly(captured.module)
     return traced.bind(captured.module)
 
 
