@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.argument_names import named_arguments
 from fxamp.backend.auto_products import products
+from fxamp.backend.callers_state import follow_grad_mode, keep_callers_state
 from fxamp.backend.eager_graph import run_eagerly
-from fxamp.backend.options import parse_options
+from fxamp.backend.options import Options, parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_verbatim
 from fxamp.capture.autocast_state import autocast_state
@@ -39,7 +40,9 @@ def rewrite(
     ``source`` is a function, an nn.Module, a GraphModule or an ExportedProgram. ``example_inputs`` are its positional
     arguments; FakeTensors of any device work, even if this machine lacks the device. Numbers among them and tensor
     sizes become constants. The new module takes the same arguments and runs eagerly. Its outputs have the dtypes that
-    the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``.
+    the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``. It follows the
+    grad mode of its caller. But Dynamo records a block under ``no_grad`` only if gradients are enabled here: to train
+    the module, do not call this under ``no_grad``.
 
     Rules of region "results" do not apply: the module returns all results.
 
@@ -51,6 +54,18 @@ def rewrite(
             f"example_inputs is of type {type(example_inputs).__name__}; accepted: a tuple or list of the arguments"
         )
     options = parse_options({"policy": policy})
+    gradients = isinstance(source, (ExportedProgram, GraphModule)) or torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(gradients):  # graphs name each change of the grad mode
+        traced, module = _cast(source, example_inputs, options)
+    follow_grad_mode(module, gradients)
+    run_eagerly(module)
+    rewritten = traced.bind(module)
+    keep_callers_state(rewritten)
+    return rewritten
+
+
+def _cast(source: Any, example_inputs: Sequence[Any], options: Options) -> tuple[Traced, GraphModule]:
+    """Capture ``source``, and insert the casts of the policy that ``options`` choose."""
     leaves = [*pytree.tree_leaves(example_inputs), *_state(source)]
     plain = _attempt(source, example_inputs) if options.policy == "auto" else None
     choice = choose_policy(options, leaves, plain[0].module if isinstance(plain, tuple) else None)
@@ -66,8 +81,7 @@ def rewrite(
             choice = choice.settled(products(cast))
     if choice.policy is None:
         traced, captured = plain if isinstance(plain, tuple) else _captured(source, example_inputs)
-    run_eagerly(captured.module)
-    return traced.bind(captured.module)
+    return traced, captured.module
 
 
 def _returning_all(policy: Policy) -> Policy:

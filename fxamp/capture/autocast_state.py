@@ -9,6 +9,7 @@ from torch.fx import GraphModule
 from fxamp.devices import DEVICES
 from fxamp.graph import ENTER_AUTOCAST, all_nodes
 from fxamp.torch_dtypes import NARROW
+from fxamp.torch_private import transforms_closed
 
 #: For each device: whether autocast is on, and its dtype.
 AutocastStates = dict[str, tuple[bool, torch.dtype]]
@@ -76,16 +77,22 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
 
 @contextmanager
 def regions_closed() -> Iterator[None]:
-    """Close the regions of autocast and grad mode that an exception leaves open.
+    """Close the regions of autocast, grad mode and torch.func's transforms that an exception leaves open.
 
     Otherwise torch would never clear autocast's weight cache again, so that eager code would read stale weights, and
     gradients would stay off.
     """
-    depth, gradients = autocast_depth(), torch.is_grad_enabled()
+    depth, gradients, states = autocast_depth(), torch.is_grad_enabled(), autocast_states()
+    cached = torch.is_autocast_cache_enabled()
     try:
-        yield
+        with transforms_closed():
+            yield
     except BaseException:
         torch._C._set_grad_enabled(gradients)
+        for device, (enabled, dtype) in states.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cached)
         while autocast_depth() > depth:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()

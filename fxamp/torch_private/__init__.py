@@ -88,6 +88,7 @@ from fxamp.torch_private.tensors import (
     outside_transforms,
     real_object,
     set_version,
+    transforms_closed,
 )
 from fxamp.torch_private.tracing import (
     compile_lock,

@@ -1,6 +1,7 @@
-"""Tensors: compare many at once with earlier ones, set their version numbers, query oneDNN, and unwrap them."""
+"""Tensors: compare many at once with earlier ones, set version numbers, query oneDNN; torch.func's wrappers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,3 +50,14 @@ def outside_transforms(tensor: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
+
+
+@contextmanager
+def transforms_closed() -> Iterator[None]:
+    """Close torch.func's transforms that an exception leaves open; later calls would run inside them. Breaks loudly."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except BaseException:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise

@@ -82,3 +82,15 @@ def test_versions_are_set_for_each_tensor_and_its_views() -> None:
     assert [tensor._version for tensor in (first, second, view)] == [1000, 1000, 1000]
     second.add_(1)
     assert (first._version, second._version) == (1000, 1001)
+
+
+def test_a_transform_that_an_exception_leaves_open_is_closed() -> None:
+    def inside(x: Tensor) -> Tensor:
+        level = torch._C._functorch.maybe_current_level()
+        with pytest.raises(ZeroDivisionError), private.transforms_closed():
+            torch._C._functorch._vmap_increment_nesting(2, "error")
+            raise ZeroDivisionError
+        assert torch._C._functorch.maybe_current_level() == level
+        return x + 1
+
+    assert torch.equal(torch.vmap(inside)(torch.zeros(2)), torch.ones(2))
