@@ -26,6 +26,7 @@ from fxamp.capture.fakes import fake_like
 from fxamp.capture.module_fakes import ModuleFakes
 from fxamp.capture.objects import is_object
 from fxamp.capture.reads import Reads
+from fxamp.capture.recorded_values import is_recorded, recorded_value
 from fxamp.capture.region_calls import inline_regions
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
@@ -147,7 +148,7 @@ class _AtenTrace(Interpreter):
                 with self._forced_autocast(n), self._undone_on_failure(n):
                     return self._traced(n)
             except Exception:
-                if "example_value" not in n.meta:
+                if not is_recorded(n):
                     raise CaptureError(f"{n.name} = {n.target} cannot be traced: {error}") from error
                 return self._keep(n, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 
@@ -261,12 +262,12 @@ class _AtenTrace(Interpreter):
         return self._asserted[n]
 
     def _keep(self, n: Node, reason: str) -> Any:
-        """Record the node verbatim, with the value that Dynamo recorded.
+        """Record the node verbatim, with the value that Dynamo or torch.export recorded.
 
         If the program changes the shape or strides of the value in place, as ``t_`` does, Dynamo's value has the final
         ones. The value is then computed again, except for calls that only run inside a torch.func transform.
         """
-        value = n.meta.get("example_value")
+        value = recorded_value(n)
         with disable_proxy_modes_tracing():
             if reason != IN_TRANSFORM and _is_reshaped(n):
                 value = self._before_reshaping(n, value)

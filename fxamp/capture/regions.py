@@ -17,6 +17,7 @@ from torch.autograd import grad_mode
 from torch.fx import Graph, Node
 
 from fxamp.capture.autocast_state import casts_to
+from fxamp.capture.recorded_values import recorded_value
 from fxamp.errors import CaptureError
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, nesting_change
 
@@ -69,7 +70,7 @@ class Regions:
         reads = not self._wrapped.isdisjoint(node.all_input_nodes)
         name = getattr(node.target, "__name__", "")
         unwrapped = name in _UNWRAPPING or (node.target is operator.getitem and not reads)
-        if inside and not unwrapped and fake_tensors(node.meta.get("example_value")):
+        if inside and not unwrapped and fake_tensors(recorded_value(node)):
             self._wrapped.add(node)
         return inside or reads or name == _DIFFERENTIATING
 
