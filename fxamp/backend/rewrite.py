@@ -19,9 +19,9 @@ from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_verbatim
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.capture.dynamo_trace import Traced, trace
+from fxamp.capture.shared_state import state_of
 from fxamp.errors import CaptureError, OptionError
 from fxamp.graph import all_nodes
-from fxamp.graph.submodules import buffers_of, first_names, parameters_of
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.policy import Policy
@@ -131,4 +131,4 @@ def _state(source: object) -> list[torch.Tensor]:
         return list(source.state_dict.values())
     if not isinstance(source, torch.nn.Module):
         return []
-    return list(first_names([*parameters_of(source), *buffers_of(source)]).values())
+    return list(state_of(source).values())

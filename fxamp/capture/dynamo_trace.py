@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.shared_state import read_state, share_state
+from fxamp.capture.shared_state import read_state, share_state, state_of
 from fxamp.errors import CaptureError
 from fxamp.torch_private import returning_nothing
 from fxamp.torch_private.parts.dynamo import dynamo_graph_capture_for_export
@@ -20,12 +20,11 @@ from fxamp.torch_private.parts.dynamo import dynamo_graph_capture_for_export
 class Traced:
     """A graph, the values of its placeholders (including parameters and buffers), and the caller's calling convention.
 
-    ``arguments`` are the caller's arguments, flattened. ``source`` is the traced module, None if it was not a module.
+    ``source`` is the traced module, None if it was not a module.
     """
 
     module: GraphModule
     inputs: list[Any]
-    arguments: list[Any]
     source: torch.nn.Module | None = None
 
     def bind(self, rewritten: GraphModule) -> GraphModule:
@@ -40,7 +39,7 @@ class Traced:
         if hasattr(self.module, _FLATTEN):
             flatten = getattr(self.module, _FLATTEN)
             if self.source is not None:
-                flatten = _Picked(flatten, read_state(rewritten, self.source, self.inputs, self.arguments))
+                flatten = _Picked(flatten, read_state(rewritten, self.source, self.inputs))
             codegen.dynamo_bytecode_flatten = flatten  # type: ignore[attr-defined]
             setattr(rewritten, _FLATTEN, flatten)
             setattr(rewritten, _UNFLATTEN, getattr(self.module, _UNFLATTEN))
@@ -91,14 +90,14 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     """
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
     held = call if isinstance(call, torch.nn.Module) else None
-    arguments = pytree.tree_leaves(inputs)
     if isinstance(call, GraphModule) and not hasattr(call, _FLATTEN):
-        return Traced(call, list(call.graph.process_inputs(*inputs)), arguments, held)
+        return Traced(call, list(call.graph.process_inputs(*inputs)), held)
     if not callable(call):
         kind = type(source).__name__
         raise CaptureError(
             f"cannot capture an object of type {kind}; accepted: a function, nn.Module or ExportedProgram"
         )
+    inputs = _distinct(inputs, held)
     try:
         with torch._dynamo.config.patch(_CONSTANTS), returning_nothing():
             module = dynamo_graph_capture_for_export(call)(*inputs)
@@ -107,10 +106,29 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
         message = f"{name} could not be captured as one graph{_place(error)}: {_reason(error)}"
         raise CaptureError(message) from error
     if not module.graph.find_nodes(op="placeholder"):
-        return Traced(module, [], arguments, held)
+        return Traced(module, [], held)
     with torch.no_grad():
         flat = getattr(module, _FLATTEN)(*inputs)
-    return Traced(module, list(flat), arguments, held)
+    return Traced(module, list(flat), held)
+
+
+def _distinct(inputs: Sequence[Any], module: torch.nn.Module | None) -> Sequence[Any]:
+    """Return the inputs with another object for each tensor that is among them before, or is the module's.
+
+    Dynamo recognizes inputs by their objects: later calls would use one tensor for both.
+    """
+    known = {id(tensor) for tensor in state_of(module).values()} if module is not None else set()
+
+    def distinct(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in known:
+            return value.detach().requires_grad_(value.requires_grad)
+        known.add(id(value))
+        return value
+
+    copied: Sequence[Any] = pytree.tree_map(distinct, tuple(inputs))
+    return copied
 
 
 def _without_guards(module: torch.nn.Module) -> GraphModule:

@@ -30,15 +30,12 @@ def share_state(rewritten: GraphModule, source: nn.Module) -> None:
             owner._modules[name] = owner._modules.pop(name, None) or nn.Module()
 
 
-def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any], arguments: Sequence[Any]) -> list[int]:
+def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any]) -> list[int]:
     """Replace the placeholders of ``rewritten`` that are tensors of ``source`` by attributes of ``rewritten``.
 
-    ``inputs`` are the placeholders' values. Placeholders for the caller's ``arguments`` stay. Returns the positions
-    of the placeholders that stay.
+    ``inputs`` are the placeholders' values. Returns the positions of the placeholders that stay.
     """
-    names = {id(tensor): name for name, tensor in _state(source).items()}
-    for value in arguments:
-        names.pop(id(value), None)
+    names = {id(tensor): name for name, tensor in state_of(source).items()}
     placeholders = rewritten.graph.find_nodes(op="placeholder")
     left = [at for at, value in enumerate(inputs) if id(value) not in names]
     first = next(node for node in rewritten.graph.nodes if node.op != "placeholder")
@@ -56,7 +53,7 @@ def _read(placeholder: Node, name: str, before: Node) -> None:
     placeholder.graph.erase_node(placeholder)
 
 
-def _state(source: nn.Module) -> dict[str, Tensor]:
+def state_of(source: nn.Module) -> dict[str, Tensor]:
     """Return each parameter and buffer by its first name."""
     return first_names([*parameters_of(source), *buffers_of(source)])
 

@@ -120,3 +120,41 @@ def test_a_function_has_no_state() -> None:
     assert list(rewritten.state_dict()) == []
     rewritten(X).float().sum().backward()
     assert weight.grad is not None
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.t()
+
+
+def nested_product(pair: dict[str, list[Tensor]]) -> Tensor:
+    return pair["both"][0] @ pair["both"][1].t()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_one_tensor_for_two_arguments_stays_two_arguments(gradients: bool) -> None:
+    x, y = (torch.randn(3, 4, requires_grad=gradients) for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = product(x, y)
+    plain = fxamp.rewrite(product, (x, x), policy="cpu-bfloat16")
+    nested = fxamp.rewrite(nested_product, ({"both": [x, x]},), policy="cpu-bfloat16")
+    for result in (plain(x, y), nested({"both": [x, y]})):
+        assert torch.equal(result, expected) and result.requires_grad is gradients
+
+
+def test_a_parameter_of_the_module_as_an_argument_stays_one() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return x @ self.weight + x @ weight
+
+    model = Product()
+    rewritten = fxamp.rewrite(model, (X, model.weight), policy="cpu-bfloat16")
+    for weight in (torch.randn(4, 4), model.weight):
+        got = torch.autograd.grad(rewritten(X, weight).float().square().sum(), model.weight)
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(X, weight)
+        assert torch.equal(rewritten(X, weight), expected)
+        assert torch.equal(*got, *torch.autograd.grad(expected.float().square().sum(), model.weight))
