@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.shared_state import read_state, share_state, state_of
 from fxamp.errors import CaptureError
-from fxamp.torch_private import returning_nothing
+from fxamp.torch_private import lost_changes, raising_lost_changes, returning_nothing
 from fxamp.torch_private.parts.dynamo import dynamo_graph_capture_for_export
 
 
@@ -71,6 +71,9 @@ def _reason(error: Exception) -> str:
     """Return Dynamo's reason without its advice on debugging Dynamo: the first line and the explanation."""
     if "backend_input" in str(error):
         return "it computes nothing"
+    changed = lost_changes(error)
+    if changed:
+        return f"it changes {', '.join(changed)}, which the new module would not; accepted: writes to buffers in place"
     lines = [line.strip() for line in str(error).splitlines()]
     explained = [line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")]
     return ". ".join([*lines[:1], *explained])
@@ -99,7 +102,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
         )
     inputs = _distinct(inputs, held)
     try:
-        with torch._dynamo.config.patch(_CONSTANTS), returning_nothing():
+        with torch._dynamo.config.patch(_CONSTANTS), returning_nothing(), raising_lost_changes():
             module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)

@@ -60,7 +60,7 @@ from fxamp.torch_private.dynamo import (
     untraced,
     why_skipped,
 )
-from fxamp.torch_private.export import returning_nothing
+from fxamp.torch_private.export import lost_changes, raising_lost_changes, returning_nothing
 from fxamp.torch_private.inductor import (
     calls_kernel,
     compiled_function,

@@ -1,5 +1,7 @@
 """Dynamo's capture of one whole graph."""
 
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,3 +32,23 @@ def returning_nothing() -> Iterator[None]:
         yield
     finally:
         functional_export._DynamoBytecodeCodeGen = codegen  # type: ignore[misc]
+
+
+@contextmanager
+def raising_lost_changes() -> Iterator[None]:
+    """Raise an error inside where torch would warn that a captured program changes objects that its graph lacks.
+
+    :func:`lost_changes` reads the error. If torch words its warning otherwise, it warns, and the changes are lost.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "While .*, we found certain side effects happened", UserWarning)
+        yield
+
+
+def lost_changes(error: Exception) -> list[str]:
+    """Return what the program changes, such as ``self.cache``, if ``error`` is of :func:`raising_lost_changes`."""
+    found = re.search(r"we found certain side effects happened.*double check: \[(.*)\]", str(error))
+    if found is None:
+        return []
+    names = [re.sub(r"^[LG]\['(\w+)'\]", r"\1", name) for name in re.findall(r'"(.*?)"', found[1])]
+    return [re.sub(r"\.__dict__\['(\w+)'\]", r".\1", name) for name in names]

@@ -242,3 +242,50 @@ def test_a_call_that_cannot_be_traced_is_refused() -> None:
     graph.output(graph.call_function(torch.ops.aten.mm.default, (a, a)))
     with pytest.raises(CaptureError, match=r"mm_default = aten\.mm\.default cannot be traced"):
         fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (torch.ones(2, 3),), policy="cpu-bfloat16")
+
+
+class Averages(nn.Module):
+    """Holds a mean of what it computed, in one of three ways."""
+
+    def __init__(self, keep: Callable[["Averages", torch.Tensor], object]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.history: list[torch.Tensor] = []
+        self._keep = keep
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        self._keep(self, y.detach().float().mean(0))
+        return y
+
+
+def _assigns_a_buffer(model: Averages, mean: torch.Tensor) -> None:
+    model.mean = model.mean * 0.9 + mean
+
+
+def _assigns_an_attribute(model: Averages, mean: torch.Tensor) -> None:
+    model.last = mean  # type: ignore[assignment]
+
+
+def _appends(model: Averages, mean: torch.Tensor) -> None:
+    model.history.append(mean)
+
+
+@pytest.mark.parametrize(
+    ("keep", "changed"),
+    [(_assigns_a_buffer, "self._buffers"), (_assigns_an_attribute, "self"), (_appends, "self.history")],
+)
+def test_changes_that_the_new_module_would_not_make_are_refused(
+    keep: Callable[[Averages, torch.Tensor], object], changed: str
+) -> None:
+    with pytest.raises(CaptureError, match=f"it changes {changed}, which the new module would not; accepted: writes"):
+        fxamp.rewrite(Averages(keep), (torch.ones(2, 4),), policy="cpu-bfloat16")
+
+
+def test_a_buffer_that_is_written_in_place_is_written() -> None:
+    model, x = Averages(lambda model, mean: model.mean.mul_(0.9).add_(mean)), torch.randn(2, 4)
+    rewritten = fxamp.rewrite(model, (x,), policy="cpu-bfloat16")
+    rewritten(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model.mean, model.layer(x).float().mean(0))

@@ -56,3 +56,30 @@ def test_a_graph_may_have_no_inputs() -> None:
     rewritten = fxamp.rewrite(module, [x], "cpu-bfloat16")
     assert torch.equal(rewritten(x), x)
     assert module.calls.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (lambda module, x: setattr(module, "calls", x), ["module._buffers"]),
+        (lambda module, x: setattr(module, "last", x), ["module"]),
+        (lambda module, x: _FOUND.append(x), ["_FOUND"]),
+    ],
+)
+def test_changes_that_a_graph_lacks_are_found(change: Callable[[Any, Tensor], object], changed: list[str]) -> None:
+    def program(module: nn.Module, x: Tensor) -> Tensor:
+        change(module, x + 1)
+        return x + 2
+
+    with private.raising_lost_changes(), pytest.raises(Exception) as raised:
+        functional_export.dynamo_graph_capture_for_export(program)(_Counter(), torch.ones(2))
+    assert private.lost_changes(raised.value) == changed
+    assert private.lost_changes(ValueError("another")) == []
+
+
+_FOUND: list[Tensor] = []
+
+
+def test_writes_in_place_are_in_the_graph() -> None:
+    with private.raising_lost_changes():
+        _capture(_Counter(), torch.ones(2, 3))
