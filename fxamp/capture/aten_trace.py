@@ -377,6 +377,10 @@ def _adopt_placeholders(gm: GraphModule, traced: GraphModule, fakes: Sequence[An
         for attribute in _PLACEHOLDER_ATTRIBUTES:
             if hasattr(source, attribute):
                 setattr(target, attribute, getattr(source, attribute))
+    for source, target, fake in reversed(list(zip(old, new, fakes, strict=True))):
+        if isinstance(fake, torch.Tensor) or source.args != (fake,):
+            break
+        target.args = source.args  # the default, with which it was traced
     traced.recompile()
 
 

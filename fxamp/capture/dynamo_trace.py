@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.export import ExportedProgram
@@ -14,6 +14,7 @@ from fxamp.capture.shared_state import read_state, share_state, state_of
 from fxamp.errors import CaptureError
 from fxamp.torch_private import lost_changes, raising_lost_changes, returning_nothing
 from fxamp.torch_private.parts.dynamo import dynamo_graph_capture_for_export
+from fxamp.torch_private.parts.fx import COPIED_ATTRIBUTES
 
 
 @dataclass(frozen=True)
@@ -31,18 +32,22 @@ class Traced:
         """Make ``rewritten``, with the same placeholders, take the source's arguments and return its output structure.
 
         If the source is a module, ``rewritten`` holds its parameters and buffers under the same names. It reads other
-        tensors that are not arguments from the source at each call.
+        tensors that are not arguments from the source at each call, and so do its copies.
         """
         if self.source is not None:
             share_state(rewritten, self.source)
         codegen = copy(self.module.graph._codegen)
         if hasattr(self.module, _FLATTEN):
-            flatten = getattr(self.module, _FLATTEN)
+            flatten, unflatten = _Shared(getattr(self.module, _FLATTEN)), _Shared(getattr(self.module, _UNFLATTEN))
             if self.source is not None:
-                flatten = _Picked(flatten, read_state(rewritten, self.source, self.inputs))
+                flatten = _Shared(_Picked(flatten, read_state(rewritten, self.source, self.inputs)))
             codegen.dynamo_bytecode_flatten = flatten  # type: ignore[attr-defined]
-            setattr(rewritten, _FLATTEN, flatten)
-            setattr(rewritten, _UNFLATTEN, getattr(self.module, _UNFLATTEN))
+            codegen.dynamo_bytecode_unflatten = unflatten  # type: ignore[attr-defined]
+            convention = {_FLATTEN: flatten, _UNFLATTEN: unflatten}
+            vars(rewritten).update(convention)
+            rewritten.meta[COPIED_ATTRIBUTES] = convention
+            for key in _UNCOPIED:
+                rewritten.meta.pop(key, None)
         rewritten.graph.set_codegen(codegen)
         rewritten.recompile()
         return rewritten
@@ -60,8 +65,24 @@ class _Picked:
         return [flat[position] for position in self.positions]
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Calls Dynamo's ``function``, which cannot be copied: copies of a module share it."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+
 #: Ignore earlier traces: Dynamo would make a number or size symbolic if it differs from the last trace.
 _CONSTANTS = {"specialize_int": True, "specialize_float": True, "automatic_dynamic_shapes": False}
+
+#: Keys of a captured graph's ``meta``: what Dynamo knew of the inputs, which keeps copy.deepcopy from copying a module.
+_UNCOPIED = ("fake_mode", "tracing_context")
 
 _FLATTEN = "_dynamo_bytecode_flatten"
 _UNFLATTEN = "_dynamo_bytecode_unflatten"
@@ -94,7 +115,7 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     call = _without_guards(source.module()) if isinstance(source, ExportedProgram) else source
     held = call if isinstance(call, torch.nn.Module) else None
     if isinstance(call, GraphModule) and not hasattr(call, _FLATTEN):
-        return Traced(call, list(call.graph.process_inputs(*inputs)), held)
+        return Traced(call, _flat(call, inputs), held)
     if not callable(call):
         kind = type(source).__name__
         raise CaptureError(
@@ -113,6 +134,20 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
     with torch.no_grad():
         flat = getattr(module, _FLATTEN)(*inputs)
     return Traced(module, list(flat), held)
+
+
+def _flat(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Return the values of the placeholders of ``gm``; those that are not among ``inputs`` are the defaults."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    given = list(gm.graph.process_inputs(*inputs))
+    values = [*given, *(default for node in placeholders[len(given) :] for default in node.args)]
+    if len(values) != len(placeholders):
+        names = ", ".join(node.name for node in placeholders)
+        raise CaptureError(
+            f"example_inputs have {len(given)} values; accepted: {len(placeholders)}, in the order of the graph's "
+            f"inputs ({names}), keyword arguments included"
+        )
+    return values
 
 
 def _distinct(inputs: Sequence[Any], module: torch.nn.Module | None) -> Sequence[Any]:

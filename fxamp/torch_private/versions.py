@@ -149,6 +149,7 @@ HERE = {
     "torch.fx.experimental.proxy_tensor.snapshot_fake": ">=2.11",
     "torch.fx.experimental.proxy_tensor.track_tensor_tree": ">=2.11",
     "torch.fx.experimental.symbolic_shapes.rebind_unbacked": ">=2.11",
+    "torch.fx.graph_module._USER_PRESERVED_ATTRIBUTES_KEY": ">=2.11",
     "torch.fx.node._get_qualified_name": ">=2.11",
     "torch.utils._dtype_abbrs.dtype_abbrs": ">=2.11",
     "torch.utils._ordered_set.OrderedSet": ">=2.11",

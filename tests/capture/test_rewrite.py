@@ -289,3 +289,31 @@ def test_a_buffer_that_is_written_in_place_is_written() -> None:
     rewritten(x)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model.mean, model.layer(x).float().mean(0))
+
+
+def test_an_argument_of_a_graph_keeps_its_default() -> None:
+    graph = torch.fx.symbolic_trace(lambda a, b=2.0, c=None: a @ a.t() * b)
+    x = torch.randn(2, 4)
+    rewritten = fxamp.rewrite(graph, (x,), policy="cpu-bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(rewritten(x), graph(x))
+    other = fxamp.rewrite(graph, (x, 3.0), policy="cpu-bfloat16")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(other(x, 3.0), graph(x, 3.0))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'b'"):
+        other(x)
+
+
+class WithKeyword(nn.Module):
+    def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> torch.Tensor:
+        return x @ y.t()
+
+
+def test_the_number_of_a_graphs_inputs() -> None:
+    x = torch.randn(2, 4)
+    program = torch.export.export(WithKeyword(), (x,), {"y": x})
+    assert fxamp.rewrite(program, (x, x), policy="cpu-bfloat16")(x, y=x).dtype is torch.bfloat16
+    for inputs in ((x,), (x, x, x)):
+        message = rf"have {len(inputs)} values; accepted: 2, in the order of the graph's inputs \(x, y\)"
+        with pytest.raises(CaptureError, match=message):
+            fxamp.rewrite(program, inputs, policy="cpu-bfloat16")

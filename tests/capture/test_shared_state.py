@@ -158,3 +158,24 @@ def test_a_parameter_of_the_module_as_an_argument_stays_one() -> None:
             expected = model(X, weight)
         assert torch.equal(rewritten(X, weight), expected)
         assert torch.equal(*got, *torch.autograd.grad(expected.float().square().sum(), model.weight))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_copy_has_tensors_of_its_own(kind: str) -> None:
+    model = Tied()
+    rewritten = fxamp.rewrite(SOURCES[kind](model), (X,), policy="cpu-bfloat16")
+    twin = copy.deepcopy(rewritten)
+    result = twin(X)
+    assert torch.equal(result, rewritten(X)) and twin.code == rewritten.code
+    result.float().square().sum().backward()
+    used = {name: value for name, value in twin.named_parameters() if not name.startswith("unused")}
+    assert used and all(value.grad is not None for value in used.values())
+    assert all(value.grad is None for value in rewritten.parameters())
+    rewritten(X).float().square().sum().backward()
+    own = dict(rewritten.named_parameters())
+    assert all(torch.equal(value.grad, own[name].grad) for name, value in used.items())
+
+
+def test_a_copy_of_a_rewritten_function_computes_the_same() -> None:
+    rewritten = fxamp.rewrite(lambda x, scale: {"scaled": [x @ x.t() * scale]}, (X, 2.0), policy="cpu-bfloat16")
+    assert torch.equal(copy.deepcopy(rewritten)(X, 2.0)["scaled"][0], rewritten(X, 2.0)["scaled"][0])

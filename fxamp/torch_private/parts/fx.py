@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import (
     set_proxy_slot,
     track_tensor_tree,
 )
+from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY as COPIED_ATTRIBUTES
 from torch.fx.node import _get_qualified_name
 from torch.utils._dtype_abbrs import dtype_abbrs
 from torch.utils._ordered_set import OrderedSet
