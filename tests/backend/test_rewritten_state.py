@@ -103,3 +103,12 @@ def test_an_error_in_a_block_leaves_it(program: Callable[..., Tensor]) -> None:
         rewritten(x, torch.tensor([9]))
     assert torch.is_grad_enabled() and (autocast_states(), autocast_depth()) == before
     assert torch._C._functorch.maybe_current_level() is None
+
+
+def test_a_rewritten_module_is_rewritten_again() -> None:
+    model, x = Scaled(), torch.randn(3, 4)
+    once = fxamp.rewrite(torch.export.export(model, (x,)), (x,), policy="cpu-bfloat16")
+    twice = fxamp.rewrite(once, (x,), policy="cpu-bfloat16")
+    assert torch.equal(twice(x), once(x)) and twice.code.count("@") == once.code.count("@") == 1
+    with torch.no_grad():
+        assert not twice(x).requires_grad
