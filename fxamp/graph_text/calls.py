@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 #: Modules whose functions graphs call, by the first part of the dotted name.
-MODULES = frozenset({"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops"})
+MODULES = frozenset(
+    {"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops", "fxamp"}
+)
 
 _BINARY = {
     ast.Add: "add",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
+from fxamp.reports.list_graph import list_graph
 
 
 class Checkpointed(nn.Module):
@@ -25,6 +26,15 @@ class Checkpointed(nn.Module):
 def test_a_checkpoint_computes_the_same_numbers_again(inner: nn.Module) -> None:
     model = Checkpointed(inner)
     assert_rewritten_like_autocast(model, leaf(4, 8), oracle=model)
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "function"])
+def test_a_listing_says_that_fxamp_looked_inside(kind: str) -> None:
+    model: nn.Module = Checkpointed(nn.Identity()) if kind == "checkpoint" else Cubed()
+    x = torch.randn(4, 8 if kind == "checkpoint" else 4)
+    entries = list_graph(fxamp.rewrite(model, (x,), policy="cpu-bfloat16")).entries
+    (call,) = (entry for entry in entries if entry.target.startswith("fxamp."))
+    assert call.bodies and not call.verbatim
 
 
 def test_a_checkpoint_is_exported() -> None:
