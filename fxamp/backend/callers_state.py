@@ -20,7 +20,7 @@ T = TypeVar("T")
 _SET_GRAD = torch._C._set_grad_enabled
 
 
-def follow_grad_mode(gm: GraphModule, ambient: bool) -> None:
+def follow_grad_mode(gm: GraphModule, ambient: bool = True) -> None:
     """Let blocks that end in the grad mode ``ambient``, that of the capture, end in the mode at the call of ``gm``.
 
     A block that differentiates keeps its own mode.

@@ -40,9 +40,8 @@ def rewrite(
     ``source`` is a function, an nn.Module, a GraphModule or an ExportedProgram. ``example_inputs`` are its positional
     arguments; FakeTensors of any device work, even if this machine lacks the device. Numbers among them and tensor
     sizes become constants. The new module takes the same arguments and runs eagerly. Its outputs have the dtypes that
-    the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``. It follows the
-    grad mode of its caller. But Dynamo records a block under ``no_grad`` only if gradients are enabled here: to train
-    the module, do not call this under ``no_grad``.
+    the policy gives, as under eager autocast. Every node carries its value in ``meta["val"]``. The module is captured
+    with gradients enabled, and follows the grad mode of its caller.
 
     Rules of region "results" do not apply: the module returns all results.
 
@@ -54,10 +53,9 @@ def rewrite(
             f"example_inputs is of type {type(example_inputs).__name__}; accepted: a tuple or list of the arguments"
         )
     options = parse_options({"policy": policy})
-    gradients = isinstance(source, (ExportedProgram, GraphModule)) or torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(gradients):  # graphs name each change of the grad mode
+    with torch.inference_mode(False), torch.enable_grad():  # so that the graph names each change of the grad mode
         traced, module = _cast(source, example_inputs, options)
-    follow_grad_mode(module, gradients)
+    follow_grad_mode(module)
     run_eagerly(module)
     rewritten = traced.bind(module)
     keep_callers_state(rewritten)
