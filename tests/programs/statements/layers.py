@@ -42,8 +42,9 @@ def batch_norm(d: Draft) -> None:
     d.let(f"F.batch_norm({x}, {mean}, {var}, {affine}training={d.pick((True, False))})")
 
 
+#: torch's fake kernel of huber_loss promotes two dtypes, and its real one does not.
 _LOSSES = (
-    "F.mse_loss({}, {})", "F.l1_loss({}, {})", "F.smooth_l1_loss({}, {})", "F.huber_loss({}, {})",
+    "F.mse_loss({}, {})", "F.l1_loss({}, {})", "F.smooth_l1_loss({}, {})", "F.huber_loss({0}, {1}.type_as({0}))",
     "F.cross_entropy({}, {}.softmax(-1))", "F.binary_cross_entropy_with_logits({}, {}.sigmoid())",
     "F.kl_div({}.log_softmax(-1), {}.softmax(-1), reduction='batchmean')", "F.soft_margin_loss({}, {}.sign())",
     "F.cosine_similarity({}, {}, dim=-1)", "F.binary_cross_entropy({}.sigmoid(), {}.sigmoid())",
