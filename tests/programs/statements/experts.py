@@ -69,8 +69,9 @@ def grouped_experts(d: Draft) -> None:
     """One product for all experts. Autocast has no category for it, and GPUs take bfloat16 alone: the program casts."""
     x = d.ranked(2)
     rows, size = d.shape(x)
-    # Beyond the last offset torch leaves memory as it finds it, so the last one is the number of rows.
-    width, ends = 16, d.let(f"torch.tensor([{rows // 2}, {x}.shape[0]], dtype=torch.int32)")
+    # Beyond the last offset torch leaves memory as it finds it, so the last one is the number of rows. Of a slice, as
+    # Dynamo takes the size of a value from before a `t_()`.
+    width, ends = 16, d.let(f"torch.tensor([{rows // 2}, {x}[:].shape[0]], dtype=torch.int32)")
     hidden = d.let(f"F.linear({d.lowered(x)}, {d.weight(width, size)}).bfloat16()")
     experts = f"{d.parameter(_COUNT, width, width)}.bfloat16()"
     d.let(f"F.linear(F.grouped_mm({hidden}, {experts}, offs={ends}).float(), {d.weight(size, width)})")
