@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+#: Names of functions and methods that return the tensor to which they write.
+_IN_PLACE = r"i(add|sub|mul|truediv|floordiv|mod|pow|and_|or_|xor|lshift|rshift)|[a-z]\w*_"
+
 
 @contextmanager
 def returning_nothing() -> Iterator[None]:
@@ -38,11 +41,50 @@ def returning_nothing() -> Iterator[None]:
 def raising_lost_changes() -> Iterator[None]:
     """Raise an error inside where torch would warn that a captured program changes objects that its graph lacks.
 
+    ``self.count += 1`` of a tensor is in the graph: it writes in place, and assigns what the attribute holds already.
     :func:`lost_changes` reads the error. If torch words its warning otherwise, it warns, and the changes are lost.
     """
+    from torch._dynamo.side_effects import SideEffects
+
+    modified = SideEffects._get_modified_vars
+
+    def lost(effects: SideEffects) -> list[Any]:
+        return [variable for variable in modified(effects) if not _holds_the_same(variable, effects)]
+
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "While .*, we found certain side effects happened", UserWarning)
-        yield
+        SideEffects._get_modified_vars = lost  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            SideEffects._get_modified_vars = modified  # type: ignore[method-assign]
+
+
+def _holds_the_same(variable: Any, effects: Any) -> bool:
+    """Whether a module, or its dict of buffers, is assigned nothing but the results of writes to what it has."""
+    if getattr(variable, "source", None) is None:
+        return False
+    name = _name(variable.source)
+    assigned = {f"{name}.{key}": value for key, value in effects.store_attr_mutations.get(variable, {}).items()}
+    if name.endswith("._buffers"):
+        assigned |= {f"{name}[{key.vt.as_python_constant()!r}]": value for key, value in variable.items.items()}
+    return bool(assigned) and all(_is_written(value, place) for place, value in assigned.items())
+
+
+def _is_written(value: Any, place: str) -> bool:
+    """Whether ``value`` is the tensor at ``place``, or the result of writes to it in place."""
+    if getattr(value, "source", None) is not None:
+        return _name(value.source) == place
+    node = value.as_proxy().node if value.is_tensor() else None
+    while node is not None and node.op.startswith("call_"):
+        name = getattr(node.target, "__name__", node.target)
+        node = node.args[0] if re.fullmatch(_IN_PLACE, name) and node.args else None
+    return node is not None and "grapharg" in node.meta and _name(node.meta["grapharg"].source) == place
+
+
+def _name(source: Any) -> str:
+    name: str = source.name() if callable(source.name) else source.name
+    return name
 
 
 def lost_changes(error: Exception) -> list[str]:

@@ -88,6 +88,7 @@ HERE = {
     "torch._dynamo.functional_export.dynamo_graph_capture_for_export": ">=2.11",
     "torch._dynamo.guards.GuardBuilder": ">=2.11",
     "torch._dynamo.resume_execution.TORCH_DYNAMO_RESUME_IN_PREFIX": ">=2.11",
+    "torch._dynamo.side_effects.SideEffects": ">=2.11",
     "torch._dynamo.source.ConstantSource": ">=2.11",
     "torch._dynamo.source.GlobalStateSource": ">=2.11",
     "torch._dynamo.utils._disable_saved_tensors_hooks_during_tracing": ">=2.11",

@@ -62,6 +62,7 @@ def test_a_graph_may_have_no_inputs() -> None:
     ("change", "changed"),
     [
         (lambda module, x: setattr(module, "calls", x), ["module._buffers"]),
+        (lambda module, x: setattr(module, "calls", ~module.calls.bool()), ["module._buffers"]),
         (lambda module, x: setattr(module, "last", x), ["module"]),
         (lambda module, x: _FOUND.append(x), ["_FOUND"]),
     ],
@@ -80,6 +81,28 @@ def test_changes_that_a_graph_lacks_are_found(change: Callable[[Any, Tensor], ob
 _FOUND: list[Tensor] = []
 
 
-def test_writes_in_place_are_in_the_graph() -> None:
-    with private.raising_lost_changes():
-        _capture(_Counter(), torch.ones(2, 3))
+class _Assigning(_Counter):
+    """Assigns what its buffer and its attribute hold, after writes to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.also = torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.calls = self.calls.mul_(2)
+        self.also -= 1
+        return x
+
+
+@pytest.mark.parametrize("kind", [_Counter, _Assigning])
+def test_writes_in_place_are_in_the_graph(kind: type[nn.Module]) -> None:
+    with private.raising_lost_changes(), private.returning_nothing():
+        _capture(kind(), torch.ones(2, 3))
+
+
+def test_a_module_that_assigns_what_it_has_is_rewritten() -> None:
+    module = _Assigning()
+    rewritten = fxamp.rewrite(module, [torch.ones(2, 3)], "cpu-bfloat16")
+    rewritten(torch.ones(2, 3))
+    assert module.calls.tolist() == [2, 2] and module.also.tolist() == [-1, -1]
