@@ -37,21 +37,26 @@ class Net(nn.Module):
 
 
 class Loop:
-    """Two models, ``net`` and ``maker``, whose result ``net`` can read; an optimizer for each layer; one scaler."""
+    """Two models, ``net`` and ``maker``, whose result ``net`` can read; an optimizer for each layer; one scaler.
 
-    def __init__(self, lowering: str | None, skip: str, split: bool) -> None:
+    ``skip``: of fxamp's scaler; None: torch's scaler and backend, as torch 2.11's compiled gradients are not eager's.
+    """
+
+    def __init__(self, lowering: str, skip: str | None, split: bool) -> None:
         torch.manual_seed(0)
         self.net, self.maker = Net(split), Layer(8)
         layers = {"lower": self.net.lower, "upper": self.net.upper, "net": self.net, "maker": self.maker}
         self.parameters = {name: list(layer.parameters()) for name, layer in layers.items()}
         self.optimizers = {name: torch.optim.SGD(own, lr=0.1) for name, own in self.parameters.items()}
         self.scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-        if lowering is not None:
+        backend: dict[str, Any] = {"backend": lowering}
+        if skip is not None:
             self.scaler = fxamp.GradScaler(
                 "cpu", init_scale=1024.0, growth_interval=2, skip=skip, step_lowering="aot_eager"
             )
-            for model in (self.net, self.maker):
-                model.compile(backend="fxamp", options={"scaler": self.scaler, "lowering": lowering})
+            backend = {"backend": "fxamp", "options": {"scaler": self.scaler, "lowering": lowering}}
+        for model in (self.net, self.maker):
+            model.compile(**backend)
         self.generator = torch.Generator().manual_seed(1)
         self.seen: list[Any] = []
 
@@ -140,7 +145,7 @@ PROGRAMS: dict[str, Callable[[Loop], None]] = {
 
 def assert_as_torch(program: Callable[[Loop], None], lowering: str, skip: str, split: bool) -> None:
     torch._dynamo.reset()
-    ours, theirs = Loop(lowering, skip, split), Loop(None, skip, split)
+    ours, theirs = Loop(lowering, skip, split), Loop(lowering, None, split)
     for loop in (ours, theirs):
         program(loop)
     assert len(ours.seen) == len(theirs.seen)
