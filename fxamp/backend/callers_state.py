@@ -21,7 +21,7 @@ _SET_GRAD = torch._C._set_grad_enabled
 
 
 def follow_grad_mode(gm: GraphModule, ambient: bool = True) -> None:
-    """Let blocks that end in the grad mode ``ambient``, that of the capture, end in the mode at the call of ``gm``.
+    """Let each block that restores ``ambient``, the grad mode of the capture, restore that of the call of ``gm``.
 
     A block that differentiates keeps its own mode.
     """

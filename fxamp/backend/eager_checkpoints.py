@@ -23,7 +23,7 @@ _WRITTEN = "fxamp_written"
 def keep_random_numbers(gm: GraphModule) -> None:
     """Replace each checkpoint in ``gm`` and in its bodies by the one that eager programs call, with the same options.
 
-    Afterwards ``gm`` can run, but :func:`fxamp.graph.higher_order_ops.bodies` does not find these nodes any more.
+    Afterwards ``gm`` can run, but :func:`fxamp.graph.higher_order_ops.bodies` does not recognize these nodes.
     """
     op = torch.ops.higher_order.tag_activation_checkpoint
     modules = list(dict.fromkeys(all_graphs(gm)))

@@ -34,7 +34,7 @@ def save_for_second_backward(gm: GraphModule) -> None:
     """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
 
     Functions inside torch.func transforms stay as they are. Afterwards ``gm`` can run, but
-    :func:`fxamp.graph.higher_order_ops.autograd_function` does not find these Functions any more.
+    :func:`fxamp.graph.higher_order_ops.autograd_function` does not recognize these Functions.
     """
     for node in list(_outside_transforms(gm)):
         function = autograd_function(node) if _SAVED in node.kwargs else None
@@ -73,8 +73,9 @@ _HOOK = (
 def _second_backward(function: AutogradFunction) -> GraphModule | str:
     """Return the backward of ``function`` without the calls by which Dynamo turns gradients off around it.
 
-    Itself if it is marked ``once_differentiable``. A text if the program turns gradients on or off inside more than
-    once: which of the calls belong together is unknown; and for the hook of a value, where Dynamo has no op for it.
+    If it is marked ``once_differentiable``, return it as it is. Return a message if there is no such backward: the
+    program turns gradients on or off in it more than once, and it is unknown which of the calls belong together; or it
+    is the hook of a value, for which this torch's Dynamo has no op.
     """
     if _is_hook(function.forward.module):
         return _HOOK
@@ -94,7 +95,7 @@ def _second_backward(function: AutogradFunction) -> GraphModule | str:
 
 
 def _is_hook(forward: GraphModule) -> bool:
-    """Whether a Function is Dynamo's for ``register_hook``: it returns a view of its input that no line asks for."""
+    """Whether Dynamo made the Function for ``register_hook``: it returns a view that no line of the program makes."""
     ops = [node for node in forward.graph.nodes if node.op == "call_function" and node.target is not _SET_GRAD]
     if [node.target for node in ops] != [torch.ops.aten.view_as.default]:
         return False

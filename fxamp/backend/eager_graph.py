@@ -1,4 +1,4 @@
-"""What a graph needs to run without AOTAutograd: :func:`run_eagerly` makes its checkpoints and Functions eager ones."""
+"""Prepare a graph to run without AOTAutograd: its checkpoints and Functions become those that eager programs call."""
 
 from torch.fx import GraphModule
 
@@ -10,7 +10,7 @@ from fxamp.graph.higher_order_ops import inner_graphs
 
 
 def run_eagerly(gm: GraphModule) -> None:
-    """Let ``gm`` give the gradients of an eager program; nothing analyses the graph from here on."""
+    """Change ``gm``, so that it gives the gradients of an eager program; nothing analyses the graph after this."""
     for node in all_nodes(gm):
         if inner_graphs(node):
             node.meta.pop(VERBATIM, None)  # afterwards nothing shows that fxamp looked inside

@@ -30,8 +30,8 @@ _GONE_WRONG = "policy file %s cannot be used now, and what it said before stays 
 def absolute(name_or_path: str, named_in: object) -> str:
     """Return a path as an absolute one, and a name as it is.
 
-    ``named_in``: the options, or the environment, that name it. A relative path stays the file that it was at first,
-    whatever the working directory is later.
+    ``named_in``: the options, or the environment, that name it. A relative path always means the file that it meant
+    first, even if the working directory changes.
     """
     if not name_or_path.endswith(".toml") or Path(name_or_path).is_absolute():
         return name_or_path

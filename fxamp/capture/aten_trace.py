@@ -243,9 +243,9 @@ class _AtenTrace(Interpreter):
         return tensor
 
     def _assert(self, n: Node, condition: Node) -> None:
-        """Record the assertion of a size that Dynamo takes for a constant: only the run tells whether it is that size.
+        """Record the assertion of a size that Dynamo takes for a constant: only a run shows whether the size is right.
 
-        Tracing would assert the constant. AOTAutograd does, so that under it such an assertion cannot fail.
+        Tracing would assert the constant itself, as AOTAutograd does; under AOTAutograd such an assertion cannot fail.
         """
         if isinstance(self.env[condition], torch.SymBool):
             self._trace(n)
@@ -253,7 +253,7 @@ class _AtenTrace(Interpreter):
         self._copy(n, self._number).meta.update({AUTOCAST: autocast_states(), "val": None})
 
     def _number(self, n: Node) -> Any:
-        """Record what computes a number from tensors, although tracing knows the number."""
+        """Record the call that computes a number from tensors, although the number is known while tracing."""
         if n.op == "placeholder" or isinstance(self.env[n], torch.Tensor):
             return self._graph_value(n)
         if n not in self._asserted:

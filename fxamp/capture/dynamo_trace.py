@@ -151,9 +151,9 @@ def _flat(gm: GraphModule, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _distinct(inputs: Sequence[Any], module: torch.nn.Module | None) -> Sequence[Any]:
-    """Return the inputs with another object for each tensor that is among them before, or is the module's.
+    """Return the inputs; each tensor that occurred before, or that the module holds, is replaced by a new object.
 
-    Dynamo recognizes inputs by their objects: later calls would use one tensor for both.
+    Dynamo recognizes inputs by their objects: the captured graph would have one input for both arguments.
     """
     known = {id(tensor) for tensor in state_of(module).values()} if module is not None else set()
 

@@ -1,4 +1,4 @@
-"""Writes in the forward of a captured autograd.Function, of which older versions of Dynamo lose the meaning."""
+"""Writes in the forward of a captured autograd.Function, whose meaning older versions of Dynamo lose."""
 
 import operator
 import re
@@ -42,7 +42,7 @@ def _written(node: Node) -> Node:
 
 
 def copy_marked_results(node: Node, function: AutogradFunction, forward: GraphModule) -> None:
-    """Let the Function of ``node`` write to copies of its inputs, and copy to each input the result that it is.
+    """Let the Function of ``node`` write to copies of its inputs, and copy each result that is an input back to it.
 
     ``forward`` is the traced forward, which is changed. ``ctx.mark_dirty`` makes the Function part of the input's
     history, so that readers of the input and of its views after the call have the Function in their gradients; copying

@@ -1,7 +1,7 @@
 """Give the bodies of a cond or a loop operands that share no memory: AOTAutograd refuses those that do.
 
-One value under two names is two operands for Dynamo, such as ``h`` and ``F.dropout(h, training=False)``. In fxamp's
-graph it is one node (:mod:`fxamp.capture.distinct_results`), so all operands but the first become copies.
+Dynamo passes one value under two names as two operands, such as ``h`` and ``F.dropout(h, training=False)``. In fxamp's
+graph the value is one node (:mod:`fxamp.capture.distinct_results`), so all operands but the first become copies.
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Inline the bodies of calls that are regions of a program.
+"""Inline the bodies of calls that stand for regions of a program.
 
 - ``torch.compiler.nested_compile_region``: several calls share one body, which torch compiles once. A policy may cast
   each call differently: rules name the module that the call is in, and casts depend on the dtypes of its operands. And
   torch's backend "eager" cannot run the backward of such a call.
-- In a program from ``torch.export`` blocks under ``no_grad`` or ``torch.autocast`` are such calls. They become marks
-  around the ops, as Dynamo writes them.
+- Blocks under ``no_grad`` or ``torch.autocast`` in a program from ``torch.export``. Such a call becomes its ops between
+  two marks, as Dynamo writes them.
 """
 
 import operator
@@ -31,7 +31,7 @@ Stack = Mapping[Any, tuple[str, Any]]
 
 
 def inline_regions(gm: GraphModule) -> GraphModule:
-    """Return a graph of Dynamo's without calls of regions: ``gm`` itself if it has none, else a copy."""
+    """Return Dynamo's graph ``gm`` without such calls: ``gm`` itself if it has none, else a copy."""
     if not any(gm.graph.find_nodes(op="call_function", target=target) for target in _PLACES):
         return gm
     inlined = _Inlined()
@@ -113,9 +113,10 @@ def _is_body(node: Node) -> bool:
 
 
 def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:
-    """Return the module stack of a node in a body as it is in another call: ``first`` and ``call`` are the calls' own.
+    """Return the module stack that a node in a body has in another call than the one that Dynamo traced.
 
-    A region that is no method of a module keeps the paths of the first call's modules.
+    ``first`` is the stack of the traced call, ``call`` that of the other one. A region that is no method of a module
+    keeps the paths of the first call's modules.
     """
     if not first or not call:
         return stack

@@ -5,8 +5,8 @@
    devices missing in this build of torch.
 2. ``torch.inference_mode`` becomes grad mode, off and on again. Autograd then rejects no tensor of the graph later, and
    fxamp follows a single state to know where gradients are on.
-3. Inside a torch.func transform everything is left verbatim, autocast regions included. So is each call after it that
-   reads a value inside its wrapper: ``torch.func.vjp`` differentiates when its transform is over.
+3. Inside a torch.func transform everything is left verbatim, autocast regions included. So is each later call that
+   reads a value which is still wrapped: ``torch.func.vjp`` differentiates when its transform is over.
 """
 
 import operator
@@ -95,7 +95,7 @@ class Regions:
         return mark
 
     def _inference(self, node: Node, args: tuple[Any, ...]) -> bool | None:
-        """Set the grad mode of the region, which the tracer records; the value of its start is the grad mode before."""
+        """Set the grad mode, which the tracer records; return the mode before an opening mark, None for a closing."""
         (value,) = args
         if node.target is _EXIT_INFERENCE:
             torch._C._set_grad_enabled(value)

@@ -1,8 +1,8 @@
 """The parts of a module and the names of its tensors, read without a call of any code of its class.
 
 Classes override ``named_parameters``, ``named_modules`` and their like: with fewer arguments and without some of the
-tensors (TorchRL's losses), or with side effects (peft's attention makes a weight anew, which must not happen while it
-runs). What fxamp reads may not depend on these, nor change the module.
+tensors (TorchRL's losses), or with side effects (peft's attention creates a weight again, which must not happen while
+it runs). What fxamp reads must not depend on these methods, and reading must not change the module.
 """
 
 import weakref

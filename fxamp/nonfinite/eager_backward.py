@@ -56,10 +56,10 @@ class _Functions:
 
 
 def watch_backward(run: Callable[..., Any], gm: GraphModule, forward: Flow) -> Callable[[Take, Sequence[Any]], Any]:
-    """Return ``run``, which runs ``gm`` eagerly, but measures the backward of each run and passes on its numbers.
+    """Return ``run``, which runs ``gm`` eagerly, with each run's backward measured.
 
-    What is returned takes first what takes these numbers, then the arguments of the run. ``forward``: the flow of
-    ``gm``, with those of the backwards of its Functions.
+    The returned callable takes a function that receives the numbers of the backward, and the arguments of the run.
+    ``forward``: the flow of ``gm``, with those of the backwards of its Functions.
     """
     functions = _Functions(forward.functions)
     _mark_ops(gm, functions)

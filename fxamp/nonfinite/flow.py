@@ -193,7 +193,7 @@ class _Transforms:
     """Follows the torch.func transforms of a graph. The outermost ones count as ops, because only their results count.
 
     A value inside of one has as inputs all values that the transform has read so far, and the line that calls the
-    transform. It passes infinities on, and may mean those that it makes, if a number in the transform is infinite.
+    transform. It passes infinities on. Those that it makes count as meant if a number in the transform is infinite.
     """
 
     def __init__(self) -> None:

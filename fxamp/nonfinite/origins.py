@@ -1,8 +1,8 @@
 """Find the ops that produced the first non-finite values, from the measurements of one run.
 
 1. There is an alarm only if a result of the graph is non-finite and the program does not intend that, or if the graph
-   leaves so an input that was finite before, such as a buffer. There is none if a later op makes the value finite, such
-   as a ``where`` around the logarithm of zero. No gradient is meant to be infinite.
+   makes an input non-finite that was finite before, such as a buffer. There is none if a later op makes the value
+   finite, such as a ``where`` around the logarithm of zero. No gradient is meant to be infinite.
 2. From such a result the search goes back through non-finite inputs: from a NaN to NaNs if there are any, else to
    infinities. A value without such inputs is an origin; the first one in program order is named.
 3. An infinity is meant if the program writes an infinite number (``masked_fill(..., -inf)``) or an input holds one, and

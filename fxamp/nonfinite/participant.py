@@ -1,4 +1,4 @@
-"""The participant that measures a graph's values: it takes the numbers off the results for the monitor."""
+"""The participant that measures a graph's values: it removes their numbers from the results, for the monitor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -103,12 +103,12 @@ class Watching(Participant):
             self.monitor.take(call, flow, numbers, backward)
 
 
-#: Key of the metadata of AOTAutograd's node: takes the numbers of its backward for the call of the graph that made it.
+#: Key of the metadata of AOTAutograd's node: a function that receives the numbers of its backward.
 _TAKE = "fxamp_take"
 
 
 def _noted(run: Callable[..., Any]) -> Callable[[Take, Sequence[Any]], Any]:
-    """Return ``run``, but note on the autograd node of each run what takes the numbers of its backward.
+    """Return ``run``, which also records on the autograd node of each run who receives the numbers of its backward.
 
     The node is found from the results, and from inputs that the graph wrote to, at most one node behind them.
     """

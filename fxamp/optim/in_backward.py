@@ -87,7 +87,7 @@ class BackwardStep:
         """Begin the optimizer's ``step()``, which steps the parameters that no backward has stepped.
 
         Raises RuntimeError if a parameter was stepped with a part of its gradient, or with settings that changed since,
-        or is no longer the optimizer's.
+        or has left the optimizer's param_groups since.
         """
         optimizer = self._optimizer()
         assert optimizer is not None

@@ -48,7 +48,7 @@ _COPY = (
 
 
 def _warn_of_skip(*_: object) -> None:
-    """Warn if Dynamo gives up a function of what is compiled with fxamp before a graph ran, or the rest of one."""
+    """Warn if Dynamo gives up a function compiled with fxamp before a graph ran, or the rest of one after a break."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
     if compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
         return
@@ -107,8 +107,8 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
 
     Training without any module compiled with fxamp is valid: ``GradScaler`` supports it too. The search covers all
     objects of the process and takes about 0.2 s, so it runs only if something was compiled with fxamp for which no
-    graph ran, and no graph read any of the parameters. Where Dynamo reached its recompile limit, the search covers one
-    model of several too, and calls of models that thus have no graph are watched from here on.
+    graph ran, and no graph read any of the parameters. Where Dynamo reached its recompile limit, the search also runs
+    if graphs read some of the parameters, and calls of the models without a graph are counted from here on.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     trains = runs_for_any(parameters)

@@ -26,11 +26,12 @@ class NonFinite:
     """The first value in program order that was not finite, although its inputs were.
 
     ``kind`` is ``"op"``; or, for a value that entered the graph that way, ``"input"``, ``"parameter"``, ``"constant"``,
-    ``"value saved by the forward"`` or ``"gradient that enters the graph"``. ``region`` is "forward" or "backward",
-    ``value`` "inf" or "nan". ``step`` is the number of the call of this graph, from 1, including evaluations and
-    micro-batches; ``times`` is the number of calls in which this value was the first one, ``last`` the last of them.
-    ``entry`` is the node with its op, module, source line and rule; in a backward ``forward`` is the node of the op
-    whose gradient it computes, None if unknown. ``graph`` is the number of the graph in :func:`fxamp.report`.
+    ``"value saved by the forward"``, ``"value kept for the backward in fewer bits"`` or ``"gradient that enters the
+    graph"``. ``region`` is "forward" or "backward", ``value`` "inf" or "nan". ``step`` is the number of the call of
+    this graph, from 1, including evaluations and micro-batches; ``times`` is the number of calls in which this value
+    was the first one, ``last`` the last of them. ``entry`` is the node with its op, module, source line and rule; in a
+    backward ``forward`` is the node of the op whose gradient it computes, None if unknown. ``graph`` is the number of
+    the graph in :func:`fxamp.report`.
 
     ``inputs`` are the values that the op read. ``before`` is the largest magnitude of the result in the last call in
     which everything was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their

@@ -33,7 +33,7 @@ def remember(record: GraphRecord, under_autocast: bool) -> Runs:
 
 
 def _keep_as(number: int) -> Callable[[Runs], None]:
-    graphs, following = _graphs, _following  # the module's names are gone when the last models go, at exit
+    graphs, following = _graphs, _following  # at exit, Python deletes the module's names before the last models
 
     def keep(graph: Runs) -> None:
         if not graph.forgotten:
@@ -77,7 +77,7 @@ def forget_autocast() -> None:
 
 
 def is_fxamp(backend: object) -> bool:
-    """Whether torch.compile made ``backend`` of fxamp's function: its ``reset`` is :func:`forget_autocast`."""
+    """Whether torch.compile made ``backend`` from fxamp's function, whose ``reset`` is :func:`forget_autocast`."""
     return getattr(getattr(backend, "compiler_fn", None), "reset", None) is forget_autocast
 
 

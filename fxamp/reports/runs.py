@@ -31,7 +31,7 @@ class Runs:
     """One compiled graph, with weak references to the callables and modules for which it ran.
 
     Its parameters are those that these modules have now. torch.utils.swap_tensors refuses tensors with weak references,
-    so only a parameter of no module that is found has one.
+    so only a parameter whose module is not found has one.
 
     ``under_autocast``: its policy follows a torch.autocast around it or in it. ``function``: the function that Dynamo
     made the graph of; None if unknown. ``noted`` is called with this object whenever the graph ran for something new,
@@ -62,8 +62,8 @@ class Runs:
     ) -> Callable[..., Any]:
         """Return ``compiled``, which takes values like ``inputs``, with each call recorded.
 
-        ``sources``: Dynamo's expressions for the inputs; without one, a parameter that a function reads is loose. The
-        caller that it is being compiled for is recorded at once, because its first call follows.
+        ``sources``: Dynamo's expressions for the inputs; without one, the module of a parameter that a function reads
+        is not found. The caller that the graph is being compiled for is recorded at once: its first call follows.
         """
         at = [position for position, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter)]
         self._sources = [sources[position] for position in at] if sources else [""] * len(at)
@@ -208,7 +208,7 @@ def _program(frame: FrameType | None) -> Any:
 def original(compiled: Any) -> Any:
     """Return the module or function that torch.compile made ``compiled`` of; anything else as it is.
 
-    A module's class may forward attributes to a module inside of it, and none of these is asked for here.
+    A module's class may forward attributes to a module inside of it; this reads only attributes of the module itself.
     """
     if isinstance(compiled, torch.nn.Module):
         return compiled._orig_mod if isinstance(compiled, torch._dynamo.OptimizedModule) else compiled

@@ -47,7 +47,7 @@ class BackwardScaler(Protocol):
         """Return the scale, 0-dim float32 on ``device``."""
 
     def note_unasked(self, flags: Tensor) -> None:
-        """Note whether a backward overflowed, if the scaler has not been ``asked`` for anything yet."""
+        """Note whether a backward overflowed; for a scaler that is not ``asked``: nothing has called it yet."""
 
 
 def times(value: Tensor, factor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def running_node() -> Node:
 def running_backward() -> int:
     """Return the number of the backward that is running in this thread; -1 outside a backward.
 
-    Breaks loudly. If torch no longer counted up by one, every custom Function would be rejected as one that runs
+    Breaks loudly. If torch does not count up by one, every custom Function is rejected as one that runs
     another backward.
     """
     return torch._C._current_graph_task_id()

@@ -47,7 +47,7 @@ _process: ContextVar[Mapping[str, Any]] = ContextVar("fxamp_process")
 
 @contextmanager
 def storing_backwards(**process: Any) -> Iterator[None]:
-    """Let AOTAutograd's cache store what compilers return, and hand backwards to their compiler at once.
+    """Let AOTAutograd's cache store what compilers return, and pass backwards to their compiler at once.
 
     ``process``: objects of this process that stored ones refer to by name; see :func:`of_this_process`. Breaks loudly.
     """

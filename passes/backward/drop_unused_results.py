@@ -2,7 +2,7 @@
 
 Otherwise autograd would write zeros for them, and the graph would read them. A backward is linear in its tangents, so:
 
-1. The named tangents are no longer inputs; each is known to be zeros.
+1. The named tangents are removed from the inputs; each is known to be zeros.
 2. An op in :data:`LINEAR` returns zeros if an argument in which it is linear is zeros. If the sizes of its result are
    symbolic, the op stays, and reads zeros.
 3. Adding zeros to a tensor does not change it. It makes a sparse tensor dense, so that sum stays.

@@ -1,12 +1,12 @@
 """realize-gradients: return the gradients of convolutions' weights in the layout that they have in eager mode.
 
-Inductor lets convolutions work in channels_last, and their weights' gradients leave its kernels so. autograd wants a
-gradient in its parameter's layout, and copies it (``AccumulateGrad``, "gradient layout contract"). A scaler checks the
-copy again, because it is not what the graph returned.
+Inductor lets convolutions work in channels_last, and their weights' gradients leave its kernels in that layout.
+autograd needs a gradient in its parameter's layout, and copies it (``AccumulateGrad``, "gradient layout contract"). A
+scaler checks the copy again, because it is not what the graph returned.
 
 1. Each gradient of four dimensions, contiguous or in channels_last, is realized: the kernel that computes it writes it
-   in its layout. A gradient that a kernel of fxamp unscales is realized before that, because the kernel keeps layouts:
-   there it has 16 bits.
+   in its layout. If a kernel of fxamp unscales it, what that kernel reads is realized instead: it has 16 bits, and the
+   kernel keeps its layout.
 
 No value changes.
 """

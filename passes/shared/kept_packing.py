@@ -234,7 +234,7 @@ class PackWriter:
     def _scaled(self, wide: Node, magnitude: Node, scale: Node, codes: _Codes) -> Node:
         """Divide ``wide``, of this ``magnitude``, by ``scale``, within what ``codes`` represent: floats keep its sign.
 
-        Integers round small values to zero: as the next integer they would be too large on the whole.
+        Integers round small values to zero: rounded up to the next integer, they would be too large on average.
         """
         if not codes.dtype.is_floating_point:
             scaled = self._call(aten.round.default, self._call(aten.div.Tensor, wide, scale))

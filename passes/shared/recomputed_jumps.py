@@ -36,7 +36,7 @@ _STEPS = frozenset(_FLOATING.split())
 #: to a continuous function.
 _DISCRETE = _COMPARISONS | frozenset(_OTHERS.split())
 
-#: Ops that find infinities and NaN, which survive.
+#: Ops that detect infinities and NaN, which stay what they are when a value is rounded.
 _OF_KINDS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf"})
 
 

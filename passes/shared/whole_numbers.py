@@ -30,7 +30,7 @@ def rounded_numbers(call: Node, lower: torch.dtype) -> str:
 
 
 def _is_whole(value: Node) -> bool:
-    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor that are more than marks."""
+    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor, but not of :data:`_MARKS`."""
     waiting, seen = [value], set[Node]()
     while waiting:
         node = waiting.pop()

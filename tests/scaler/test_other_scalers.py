@@ -112,7 +112,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, run: Callable[[], object]) -> 
     warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fxamp"):
         run()
-    return [record.getMessage() for record in caplog.records if "has not been asked" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "has not called the scaler" in record.getMessage()]
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -34,7 +34,7 @@ def plain_state(saved: Mapping[str, Any], numbers: Mapping[str, type[int] | type
 
 
 def _plain(name: str, value: Any, numbers: Mapping[str, type[int] | type[float]]) -> Any:
-    """Return a value in the form that it has without compiled steps: itself if it has that.
+    """Return a value in the form that it has without compiled steps; the value itself if it has that form.
 
     Counters are numbers again because optimizers convert loaded tensors to the parameter's dtype.
     """
@@ -54,8 +54,8 @@ def _counts_on_device(group: Mapping[str, Any]) -> bool:
 def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """``optimizer.state_dict()`` with the state as it is stored, packed if the policy says so.
 
-    What is packed is a copy, of this moment, and so is the rest. It holds ``PackedTensor``: only a program that has
-    fxamp can load it, into an optimizer compiled with any policy, or none.
+    All of it is a copy, which later steps do not change. It holds ``PackedTensor``: only a program that has fxamp can
+    load it, into an optimizer compiled with any policy, or none.
     """
     saved = optimizer.state_dict()
     parameters = optimized_parameters(optimizer)

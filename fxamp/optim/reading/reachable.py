@@ -18,9 +18,9 @@ _OPAQUE = (
     *(type, ModuleType, FunctionType, BuiltinFunctionType),
     *(torch.optim.Optimizer, logging.Logger),
 )
-"""Without state of their own, or with state that a step may change."""
+"""Classes whose objects are not looked into: they have no state of their own, or a step may change it."""
 _INTERNAL = "torch._", "torch.fx.", "torch.distributed.", "fxamp."
-"""Modules whose objects are opaque too: they change what they cache when a step is traced."""
+"""Prefixes of modules whose objects are not looked into either: tracing a step changes what they cache."""
 
 
 class Held(NamedTuple):

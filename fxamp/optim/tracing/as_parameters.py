@@ -13,7 +13,7 @@ _OWNER = "_fxamp_owner"
 
 
 class _StandIn:
-    """A parameter to ``isinstance``, with the parameter's ``requires_grad``; its own attributes cannot be traced."""
+    """``isinstance`` takes it for a parameter. It has its owner's ``requires_grad``, but no other attribute of it."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
     _is_param = True  # makes isinstance(stand_in, nn.Parameter) true

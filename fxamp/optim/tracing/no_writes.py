@@ -11,9 +11,9 @@ from fxamp.optim.errors import OtherWriteError
 
 
 class NoOtherWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises OtherWriteError before an op writes to a tensor with values that was not made while this is active.
+    """Raises OtherWriteError before an op writes to a tensor that has values and was not made while this is active.
 
-    The tensors without values are on meta or fake.
+    Tensors on "meta" and fake ones have no values.
     """
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ def variant_names() -> tuple[str, ...]:
 def find(name_or_path: "str | PathLike[str]") -> Path:
     """Return the file that a name or a path ending in ``.toml`` means; raise PolicyError if there is none.
 
-    For the name of a shipped policy it is the one that :func:`composed` knows.
+    For the name of a shipped policy this is a path that no file has, but from which :func:`composed` finds the policy.
     """
     name = fspath(name_or_path)
     if not name.endswith(".toml"):

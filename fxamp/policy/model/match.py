@@ -1,4 +1,4 @@
-"""The ``[match]`` table: the machines that a policy is for, and the facts about the machine at hand.
+"""The ``[match]`` table: the machines that a policy is for, and the facts about the machine that runs a program.
 
 The GPUs of torch's "cuda" come from two vendors. A compute capability describes NVIDIA's. torch reports one for AMD's
 too, but it says nothing about features: gfx90a, with (9, 0), has no 8-bit products, while NVIDIA's GPUs have them from

@@ -128,7 +128,7 @@ class GraphFlags:
     another one, all-reduced by DistributedDataParallel, changed by a hook), it must be checked again. Where there are
     several ranks, every gradient is: a collective, such as a loop's own all-reduce, writes to gradients unseen.
 
-    A gradient that belongs to no parameter went on into an earlier graph or into eager code. Its flag counts for every
+    A gradient that belongs to no parameter flows on into an earlier graph or into eager code. Its flag counts for every
     optimizer that may hold a gradient of that backward: the overflow may be invisible later, for example after a hook
     that clamps. Parameters outside of graphs may hold one until :meth:`clear`. All parameters may if the backward was
     that of ``torch.autograd.grad()``, or had no graph with a parameter. All flags of a backward that runs inside

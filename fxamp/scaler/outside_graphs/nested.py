@@ -83,7 +83,7 @@ class _Backwards:
         self._probe.register_hook(self._note)  # type: ignore[no-untyped-call]
 
     def count(self) -> int:
-        """Return the count. Autograd numbers its backwards and tells each its number, so this runs one to read it."""
+        """Return the count. Autograd tells the number of a backward only while that runs, so this runs one."""
         with self._lock:
             torch.autograd.grad(self._probe, self._leaf, retain_graph=True)
             self._probes += 1

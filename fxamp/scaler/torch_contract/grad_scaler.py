@@ -42,8 +42,8 @@ _CPU = torch.device("cpu")
 _attached: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
 
 _UNASKED = (
-    "a backward of a graph overflowed, and the scaler in its options has not been asked for anything: its scale backs "
-    "off in its own update() alone, so steps may be skipped forever; accepted: scale, step and update of the scaler "
+    "a backward of a graph overflowed, and the program has not called the scaler in its options: the scale backs off "
+    "only in that scaler's update(), so steps may be skipped forever; accepted: scale, step and update of the scaler "
     "in the options, not of another one such as torch.amp.GradScaler"
 )
 
@@ -390,7 +390,7 @@ class GradScaler(torch.amp.GradScaler):
         return moved(self._scale, device)
 
     def note_unasked(self, flags: Tensor) -> None:
-        """Warn once if a backward has overflowed though this scaler has not been ``asked``; waits for no device."""
+        """Warn once if a backward has overflowed and nothing has called this scaler yet; waits for no device."""
         self._unasked.record(flags.any(), flags.device)
         if False in self._unasked.poll():
             warn_once(__name__, _UNASKED)

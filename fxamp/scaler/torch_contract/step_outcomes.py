@@ -92,7 +92,7 @@ class Outcomes:
 
     @property
     def skipped_steps(self) -> int:
-        """The number of skipped steps; waits for the device if only that knows some."""
+        """The number of skipped steps; waits for the device if the host does not know all outcomes yet."""
         return self._skipped_steps + (0 if self._skipped_on_device is None else int(self._skipped_on_device.item()))
 
     @property
