@@ -130,8 +130,8 @@ def _warn_unmeasured(gm: GraphModule) -> None:
     if wrappers:
         warn_once(
             __name__,
-            "option 'nonfinite' measures no %s in a forward: %s of a graph are passed over; their gradients are "
-            "measured where AOTAutograd compiles the backward; accepted: to_local() or full_tensor() before an op",
+            "option 'nonfinite' measures no %s in a forward: it skips %s of a graph; their gradients are measured "
+            "where AOTAutograd compiles the backward; accepted: to_local() or full_tensor() before an op",
             " or ".join(sorted({wrapper.__name__ for wrapper in wrappers})),
             Example(f"{len(wrappers)} values"),
         )

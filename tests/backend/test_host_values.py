@@ -67,7 +67,7 @@ def test_no_bit_of_a_gradient_changes(program: str, late: LateCopies) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_bit_changes_under_inductor(program: str, late: LateCopies) -> None:
-    """Which reuses memory as soon as nothing reads it any more, and orders ops as it likes."""
+    """Inductor reuses memory as soon as its last reader has run, and reorders ops."""
     make, x = PROGRAMS[program]
     require_same_gradients(late, make().train(), x, "inductor")
 

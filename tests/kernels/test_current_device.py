@@ -1,4 +1,4 @@
-"""Work on tensors of a device that is not the current one: everything is asked and launched under theirs."""
+"""Work on tensors of a device that is not the current one: queries and launches are made with theirs as the current."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ def test_a_copy_follows_the_work_that_makes_its_value(device: torch.device) -> N
 
 
 def test_what_waits_reads_the_copy(device: torch.device) -> None:
-    """The copy back is asked for while the copy out waits for its value."""
+    """The op for the copy back is called while the copy out still waits for its value."""
     value = torch.zeros(SIZE, device=device)
     torch.cuda._sleep(LONG)
     value.fill_(3)

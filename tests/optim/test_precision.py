@@ -144,7 +144,7 @@ def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: 
 
 
 def test_sizes_that_the_guards_exclude_are_not_served() -> None:
-    """What Inductor assumes of the size, such as two blocks at least, is asked of every parameter's."""
+    """What Inductor assumes of the size, such as at least two blocks, must hold for every parameter's size."""
     from fxamp.optim.tracing.trace import fake_mode, of_any_size, serves_size
 
     def blocks(value: Tensor) -> Tensor:

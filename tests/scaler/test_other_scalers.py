@@ -1,4 +1,6 @@
-"""A loop that scales with another scaler than that of its graphs is told so; one with a scaler for each model runs."""
+"""A loop that scales with another scaler than that of its graphs gets an error or a warning; one with a scaler for each
+model runs.
+"""
 
 import copy
 import logging

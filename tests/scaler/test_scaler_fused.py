@@ -136,7 +136,7 @@ def test_a_first_step_that_raises_unscales_once(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", FUSED)
 def test_a_later_step_that_raises_may_not_be_repeated(kind: Any) -> None:
-    """Nobody knows which gradients it has unscaled; those that are made anew are scaled, and the next step is right."""
+    """It may have unscaled some of the gradients. New gradients are scaled again, and the next step is right."""
     own, optimizer = two_groups(kind)
     scaler = GradScaler("cpu", init_scale=8.0)
     backward(own, scaler)

@@ -31,7 +31,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Point:
-    """One mark: its name beside it, where it is, the range that it may as well be in upwards, its colour."""
+    """One mark: its name beside it, its position, the range of its vertical position, its colour."""
 
     name: str
     x: float

@@ -90,7 +90,7 @@ def guarded(prog: str, run: Callable[[], int | None]) -> int:
     """Run a tool, and return its exit status: its own, or 2 after a user's mistake, which is one message on stderr.
 
     A call of ``sys.exit`` is such a mistake: only a user's code makes it, for example a model's forward. Ctrl-C is
-    status 130; the results until then (:class:`SoFar`) is printed first. Anything else that is raised is a fault of
+    status 130; the results until then (:class:`SoFar`) are printed first. Anything else that is raised is a fault of
     fxamp: status 70 (:data:`FAULT`) after the traceback.
     """
     try:

@@ -99,7 +99,7 @@ def notice(text: str) -> None:
 
 
 def _abandon(stream: TextIO) -> None:
-    """Lead a stream that cannot be written to nowhere: the interpreter flushes it again at exit."""
+    """Redirect a stream that cannot be written to the null device: the interpreter flushes it again at exit."""
     with contextlib.suppress(io.UnsupportedOperation):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

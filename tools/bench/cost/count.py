@@ -50,7 +50,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kept:
-    """One storage that the forward hands to the backward, and that is no input of it."""
+    """One storage that the forward saves for the backward, and that is no input of the forward."""
 
     bytes: int
     dtype: str

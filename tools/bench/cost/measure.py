@@ -49,7 +49,7 @@ def measure(workload: Workload, way: Way, counted: Counted | None = None) -> Cou
 
 
 def _losses(result: Any) -> list[Tensor]:
-    """What the program would run a backward from: its loss, if it is seen to have one; else all results.
+    """What the program would run a backward from: its loss, if one is found among its results; else all results.
 
     A loss is what an attribute ``loss`` holds, or the only result that is a scalar.
     """

@@ -41,7 +41,7 @@ class ForwardCasts(RunningOps):  # type: ignore[no-untyped-call]
 
 
 def observe(training: Training) -> dict[str, Any]:
-    """Run two more steps of ``training``, one counted and one with an eye on memory; return numbers by name.
+    """Run two more steps of ``training``: count casts and host syncs in one, memory in the other; return all by name.
 
     ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
     counted as they run; those of torch.compile with autocast are not visible: None, as without a forward.

@@ -50,7 +50,7 @@ class Stepping(Training):
 
     @property
     def notes(self) -> list[str]:
-        """Why fxamp makes a step op by op, if it does."""
+        """Why fxamp runs a step op by op, if it does."""
         if self.contender.compiler != "fxamp":
             return []
         return list(CompiledOptimizer.of(self.optimizer).reasons)

@@ -117,7 +117,7 @@ def loss_of(model: Any, batch: Batch) -> Tensor:
 
 
 def _optimizer(module: torch.nn.Module, experiment: Experiment, contender: Contender) -> torch.optim.Optimizer:
-    """Return the optimizer, compiled where the experiment heeds policies and the contender's says how state is kept."""
+    """Return the optimizer, compiled if the contender's policy says how state is kept, and the experiment uses that."""
     if experiment.policy_optimizer and contender.policy and optimizer_precision(contender.policy) is not None:
         return stepped_by_policy(make_optimizer(module, experiment), contender.policy, experiment.lowering)
     fused = {"fused": True} if contender.fused and experiment.optimizer in FUSED else {}
