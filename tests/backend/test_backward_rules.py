@@ -127,7 +127,6 @@ def test_ops_with_several_results_get_them_back_in_their_dtypes() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.first(x)
 
-    torch.manual_seed(0)
     exact, plain = gradients(Norm(), None), None
     errors = []
     for rules in ((), (Rule("norm", FP32, ("native_layer_norm_backward", "mm"), region="backward"),)):

@@ -3,7 +3,7 @@
 import copy
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,12 +39,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gradient is handed over by itself."""
     monkeypatch.setattr(backward_steps, "GROUP", 1)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -411,9 +408,7 @@ def test_inside_a_wrapper_that_sums_gradients_it_is_refused(monkeypatch: pytest.
 
 
 def test_one_side_alone_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    from fxamp.reports.warnings import warn_once
 
-    warn_once.cache_clear()
     model = compiled(Net(), "cpu-bfloat16")
     train(model, stepping(model))
     assert "AdamW: its policy has in_backward = true, but no backward stepped anything" in caplog.text

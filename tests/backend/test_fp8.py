@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fxamp
 from fxamp.policy import Category, Policy, Rule
-from fxamp.reports.warnings import warn_once
 
 PRODUCTS = ("linear", "addmm.default", "mm.default", "matmul")
 
@@ -66,7 +65,6 @@ ALL_RECIPES = [*MULTIPLIED, *MXFP8]
 @pytest.mark.parametrize("recipe", exhaustive(ALL_RECIPES, always=["tensorwise", "rowwise", "rceil", FNUZ[0]]))
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
 def test_linear_layers_are_torchaos(recipe: str, lowering: str) -> None:
-    torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)
     whole = not recipe.startswith("rowwise_with_gw_hp")  # torchao refuses float32 weights with that one
     if not whole:
@@ -110,7 +108,6 @@ scores are close: 3 bits of mantissa are too few.""")
 
 
 def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
     small = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
     compiled(Wrapped(small), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 24))
     compiled(Wrapped(small[0]), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(4, 24))
@@ -160,7 +157,6 @@ class Block(nn.Module):
 @pytest.mark.parametrize("recipe", exhaustive([*multiplied(*RECIPES), *MXFP8], always=["rowwise"]))
 def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     """pytorch #150859: scales of rows, computed again, must not differ."""
-    torch.manual_seed(0)
     model, x = Block(), torch.randn(2, 9, 32)
     outcomes = []
     for again in (False, True):
@@ -181,7 +177,6 @@ WAYS += [("floor", "cpu-float16"), ("rceil", "cpu-bfloat16"), ("rceil_wgrad_with
 @pytest.mark.parametrize("way", exhaustive(WAYS, always=[]))
 def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     recipe, base = way
-    torch.manual_seed(0)
     model, tokens = Tied(), torch.randint(64, (4, 17))
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, tokens)
@@ -200,7 +195,6 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("recipe", exhaustive(multiplied("tensorwise", "rowwise", "floor"), always=["tensorwise"]))
 def test_a_scaler_sees_what_overflows(recipe: str) -> None:
-    torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)
     exact = gradients(model, model, x)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
@@ -223,7 +217,6 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
 
 @pytest.mark.exhaustive
 def test_inductor_errs_no_more_and_hides_nothing() -> None:
-    torch.manual_seed(0)
     model, x = Layers(), torch.randn(2, 16, 32)
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, x.double())

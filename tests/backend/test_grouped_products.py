@@ -68,7 +68,6 @@ ENDS = ([3, 5, 5, 64], [0, 4, 64, 64])
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 @pytest.mark.parametrize("variant", ["", "-moe"])
 def test_in_bfloat16_they_are_those_of_eager_autocast(lowering: str, variant: str) -> None:
-    torch.manual_seed(0)
     model, x = Experts(), torch.randn(64, 32, requires_grad=True)
     ours = compiled(model, f"cpu-bfloat16{variant}", lowering)
     for ends in ENDS:
@@ -89,7 +88,6 @@ def with_recipe(recipe: str) -> Policy:
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_in_mxfp8_they_are_torchaos(recipe: str, lowering: str) -> None:
     """torchao quantizes a linear layer's weight after a cast to bfloat16: it holds values of bfloat16."""
-    torch.manual_seed(0)
     theirs, x = ByTorchao(recipe).bfloat16().float(), torch.randn(64, 32, requires_grad=True)
     model = Experts()
     model.load_state_dict(theirs.state_dict())
@@ -127,7 +125,6 @@ class Stacked(nn.Module):
 @pytest.mark.parametrize("kind", exhaustive(["mxfp8-moe", "fp8-rowwise-moe"], always=["fp8-rowwise-moe"]))
 def test_products_of_stacked_weights(kind: str) -> None:
     """Four products in a row; each rounds two operands to 2^-4 of a value at most."""
-    torch.manual_seed(0)
     model, x = Stacked(), torch.randn(4, 5, 32, requires_grad=True)
     exact = gradients(copy.deepcopy(model).double(), x.detach().double().requires_grad_())
     ours = compiled(model, f"cpu-bfloat16-{kind}")
@@ -139,7 +136,6 @@ def test_products_of_stacked_weights(kind: str) -> None:
 
 @pytest.mark.exhaustive
 def test_the_number_of_rows_may_change() -> None:
-    torch.manual_seed(0)
     model, x = Experts(), torch.randn(40, 32, requires_grad=True)
     moving, offsets = compiled(model, "cpu-bfloat16-mxfp8-moe"), torch.tensor([3, 5, 5, 40], dtype=torch.int32)
     torch._dynamo.mark_dynamic(x, 0)
@@ -156,7 +152,6 @@ def test_the_number_of_rows_may_change() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["mxfp8-moe", "fp8-rowwise-moe"])
 def test_inductor_errs_no_more(kind: str) -> None:
-    torch.manual_seed(0)
     model, x = Experts(), torch.randn(40, 32, requires_grad=True)
     offsets = torch.tensor([3, 5, 5, 40], dtype=torch.int32)
     exact = gradients(copy.deepcopy(model).float(), x, offsets)
@@ -170,7 +165,6 @@ def test_inductor_errs_no_more(kind: str) -> None:
 
 
 def test_under_float16_they_stay_in_bfloat16() -> None:
-    torch.manual_seed(0)
     model, x = Experts(), torch.randn(40, 32, requires_grad=True)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
     ours = compiled(model, "cpu-float16-moe", scaler=scaler)

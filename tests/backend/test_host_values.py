@@ -94,7 +94,6 @@ INDUCTOR = pytest.param("inductor", marks=[pytest.mark.exhaustive, pytest.mark.i
 
 @pytest.mark.parametrize("lowering", ["aot_eager", INDUCTOR])
 def test_the_backward_runs_again(lowering: str, late: LateCopies) -> None:
-    torch._dynamo.reset()
     model = Perceptron()
     loss = torch.compile(model, backend="fxamp", options={**AOT, "lowering": lowering})(X)
     loss.backward(retain_graph=True)
@@ -106,7 +105,6 @@ def test_the_backward_runs_again(lowering: str, late: LateCopies) -> None:
 
 
 def test_several_forwards_before_the_backwards(late: LateCopies) -> None:
-    torch._dynamo.reset()
     model, inputs = Perceptron(), [X, X * 2, X - 1]
     compiled = torch.compile(model, backend="fxamp", options=AOT)
     losses = [compiled(x) for x in inputs]
@@ -118,7 +116,6 @@ def test_several_forwards_before_the_backwards(late: LateCopies) -> None:
 
 def test_hooks_get_what_the_host_keeps(late: LateCopies, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook reads what it is given, so the copies must be there."""
-    torch._dynamo.reset()
     model = Perceptron()
     compiled = torch.compile(model, backend="fxamp", options=AOT)
     with saved_tensors_hooks(lambda tensor: tensor.clone(), lambda tensor: tensor.clone()):
@@ -132,7 +129,6 @@ def test_hooks_that_are_compiled_are_refused_by_name(late: LateCopies) -> None:
     def traced(function: Callable[[Tensor], Tensor]) -> Any:
         return torch.fx.symbolic_trace(function)
 
-    torch._dynamo.reset()
     compiled = torch.compile(Perceptron(), backend="fxamp", options=AOT)
     pack, unpack = traced(lambda x: x + 0), traced(lambda x: x * 1)
     with (
@@ -160,7 +156,6 @@ def test_shapes_may_change(dynamic: bool | None, late: LateCopies) -> None:
 
 
 def test_without_a_backward_nothing_is_copied(late: LateCopies) -> None:
-    torch._dynamo.reset()
     compiled = torch.compile(Perceptron(), backend="fxamp", options=AOT)
     with torch.no_grad():
         compiled(X)
@@ -181,7 +176,6 @@ def test_what_exists_anyway_stays(late: LateCopies) -> None:
             result = x.double() @ self.weight.double().t()
             return result, result.exp()
 
-    torch._dynamo.reset()
     model, x = Product().double(), X.double().requires_grad_()
     compiled = torch.compile(model, backend="fxamp", options=AOT)
     sum(result.sum() for result in compiled(x)).backward()
@@ -232,7 +226,6 @@ def test_exact_values_are_sent_where_autocast_is_off(late: LateCopies) -> None:
 
 def test_a_backward_that_fails_waits_for_its_copies(late: LateCopies, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory is free then: what is allocated next would be overwritten."""
-    torch._dynamo.reset()
     loss = torch.compile(Perceptron(), backend="fxamp", options=AOT)(X)
     waits: list[torch.device] = []
     monkeypatch.setattr("fxamp.backend.keep_rules.await_copies_of", waits.append)

@@ -97,7 +97,6 @@ def test_gradients_are_close_to_those_without(make: type[nn.Module]) -> None:
 
 def test_a_value_is_packed_once_however_often_the_backward_runs() -> None:
     model, rules = Perceptron(), all_in("int8")
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend="fxamp", options={"policy": rules, "lowering": "aot_eager"})
     loss = compiled(X)
     loss.backward(retain_graph=True)
@@ -139,7 +138,6 @@ class AnyShape(nn.Module):
 
 @pytest.mark.parametrize("fused_attention", exhaustive([True, False], always=[]))
 def test_shapes_may_change(fused_attention: bool) -> None:
-    torch._dynamo.reset()
     model = AnyShape(fused_attention)
     rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
     options: dict[str, Any] = {"policy": rules, "lowering": "aot_eager"}

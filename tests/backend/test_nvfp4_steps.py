@@ -93,7 +93,6 @@ def test_a_seed_decides_the_bits_under_every_lowering_without_a_compiler(model: 
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
 def test_what_a_checkpoint_computes_again_is_the_same(tokens: Tensor, lowering: str) -> None:
     """Nothing of a forward is random, so a checkpoint neither draws numbers nor needs those of the first time."""
-    torch.manual_seed(0)
     model, outcomes = Once(), []
     for again in (False, True):
         ours = compiled(model, policy=policy(), lowering=lowering)
@@ -139,7 +138,6 @@ def test_inductors_gradients_are_as_near_and_follow_the_seed(model: nn.Module, t
 
 
 def test_a_scaler_sees_what_overflows() -> None:
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)), torch.randn(16, 32)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
     ours = compiled(model, policy=policy(base="float16"), lowering="aot_eager", scaler=scaler)

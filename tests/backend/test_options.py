@@ -43,7 +43,6 @@ WRONG = {
 def test_a_wrong_option_is_refused_before_tracing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, kind, message = WRONG[case]
     monkeypatch.setattr("fxamp.backend.compilation.capture", lambda *_: pytest.fail("traced too early"))
-    torch._dynamo.reset()
     with pytest.raises(kind, match=message) as caught:
         torch.compile(lambda x: x + 1, backend="fxamp", options=options)(torch.ones(2, requires_grad=True))
     last = "".join(traceback.format_exception(caught.value)).rstrip().splitlines()[-1]
@@ -95,7 +94,6 @@ def test_torch_compiles_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -
         return gm.forward
 
     monkeypatch.setattr(inductor, "compile_fx", spy)
-    torch._dynamo.reset()
     compiled = torch.compile(lambda x: x @ x, backend="fxamp", mode="reduce-overhead", options=None)
     compiled(torch.ones(2, 2))
     assert patches == [{"triton.cudagraphs": True}]

@@ -57,7 +57,6 @@ def test_gradients_of_one_value_under_two_names_are_summed_in_autocasts_order(lo
         h = F.layer_norm(x, (8,))
         return torch.addmm(w, h, h.float()) + h.tanh() * h.sigmoid()
 
-    torch.manual_seed(0)
     assert_like_autocast(program, leaf(8, 8), leaf(8), lowering=lowering)
 
 
@@ -87,7 +86,6 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("outer", [{}, {"determinism_check": "none"}])
 def test_a_checkpoint_draws_the_same_numbers_again(outer: dict[str, Any]) -> None:
-    torch.manual_seed(0)
     assert_like_autocast(Checkpointed(**outer), leaf(4, 8))
     state = torch.get_rng_state()
     run(Checkpointed(**outer), (leaf(4, 8),), torch.bfloat16)
@@ -115,7 +113,6 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_checkpoint_writes_to_its_buffers_once(lowering: str) -> None:
-    torch.manual_seed(0)
     plain, compiled = Counting(checkpointed=False), compile_with(Counting(checkpointed=True), lowering)
     compiled.load_state_dict(plain.state_dict())
     (expected,), gradients = run(plain, (leaf(4, 8),), torch.bfloat16)
@@ -175,7 +172,6 @@ def test_the_gradients_of_a_leaf_that_a_scan_reads_are_summed_as_autocast_does(l
             torch._higher_order_ops.scan(lambda a, b: (a + b, a * 2), x[0] * 0.5, x)
         return first, (x @ v).tanh()
 
-    torch.manual_seed(0)
     assert_like_autocast(program, leaf(8, 8), leaf(8, 8), leaf(8, 8), lowering=lowering)
 
 
@@ -224,7 +220,6 @@ def test_what_a_loop_reads_while_it_writes_to_a_buffer_is_not_written_to(lowerin
             self.total.add_(h.float().sum(0))
             return i + 1, v * 1
 
-    torch.manual_seed(0)
     model, x = Counting(), leaf(2, 4)
     compiled = compile_with(model, lowering)
     results, gradients = run(compiled, (x,))
@@ -248,7 +243,6 @@ def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_buffers_that_change_end_as_under_autocast(lowering: str) -> None:
-    torch.manual_seed(0)
     model = Residual(nn.BatchNorm1d(8))
     compiled = compile_with(model, lowering)
     for _ in range(3):
@@ -335,7 +329,6 @@ class Warp(nn.Module):
 
 @pytest.mark.exhaustive
 def test_inductor_reads_no_gradient_before_the_scatter_that_makes_it() -> None:
-    torch.manual_seed(0)
     model, x = Warp(), torch.randn(2, 3, 6, 6)
     (_, exact), (_, autocast) = run(model, (x,)), run(model, (x,), torch.bfloat16)
     _, gradients = run(compile_with(model, "inductor"), (x,))

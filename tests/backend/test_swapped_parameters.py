@@ -18,7 +18,6 @@ X = torch.linspace(-1, 1, 8).view(2, 4)
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
 

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from fxamp.reports.warnings import warn_once
-
 Program = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -123,7 +121,6 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("name", ["vjp", "gradients of samples"])
 def test_a_named_policy_that_casts_nothing_warns_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         compile_with(PROGRAMS[name], "eager", policy="auto")(leaf(4, 4), leaf(4, 4))
     compile_with(lambda x: vmap(torch.sin)(x), "eager")(torch.ones(2, 2))
@@ -135,7 +132,6 @@ def test_a_named_policy_that_casts_nothing_warns_once(name: str, caplog: pytest.
 
 
 def test_a_loop_that_a_named_policy_casts_nothing_of_warns(caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
     compile_with(lambda x, w: torch._higher_order_ops.map(lambda v: v @ w, x), "eager")(leaf(2, 4, 4), leaf(4, 4))
     (message,) = _warnings(caplog)
     assert message.startswith("policy cpu-bfloat16: a compiled graph (with map_impl) trains in float32")

@@ -92,7 +92,6 @@ def test_onnx_runtime_is_as_near_to_float64_as_autocast(tmp_path: Path) -> None:
 @pytest.mark.inductor
 @pytest.mark.filterwarnings("ignore")
 def test_a_package_of_aot_inductor_is_as_near_to_float64_as_autocast(tmp_path: Path) -> None:
-    torch.manual_seed(0)
     model, x = Normed().eval(), torch.randn(3, 4)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         autocast = model(x).double()

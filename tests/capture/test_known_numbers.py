@@ -27,7 +27,6 @@ def test_autocast_s_numbers(program: Callable[[Tensor], Tensor], dynamic: bool) 
     def run(x: Tensor, w: Tensor) -> Tensor:
         return program(x @ w).tanh()
 
-    torch.manual_seed(0)
     x, weights = torch.randn(4, 8), [torch.randn(8, 8, requires_grad=True)]
     weights.append(weights[0].detach().clone().requires_grad_())
     options = {"policy": "auto", "lowering": "aot_eager"}

@@ -83,7 +83,6 @@ def test_each_call_has_its_own_module_path(tmp_path: Path) -> None:
         'extends = ["cpu-bfloat16"]\n[[rule]]\nid = "last"\ncast = "fp32"\nops = ["aten::linear"]\n'
         'modules = ["blocks.2.first"]\nwhy = "a test"\n'
     )
-    torch._dynamo.reset()
     compiled = torch.compile(Blocks(), backend="fxamp", options={"policy": policy, "lowering": "aot_eager"})
     compiled(leaf(4, 8)).sum().backward()
     (graph,) = fxamp.report(compiled).graphs
@@ -133,7 +132,6 @@ def test_a_graph_without_regions_is_returned_as_it_is() -> None:
         captured.append(gm)
         return gm
 
-    torch._dynamo.reset()
     torch.compile(Blocks(), backend=backend)(torch.ones(4, 8))
     (gm,) = captured
     assert len(gm.graph.find_nodes(op="call_function", target=REGIONS)) >= 2

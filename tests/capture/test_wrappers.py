@@ -21,7 +21,6 @@ def test_a_tensor_of_two(lowering: str) -> None:
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     x = torch.randn(3, 8)
     twin = copy.deepcopy(net)
-    torch._dynamo.reset()
     twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
     with torch.autocast("cpu", torch.bfloat16):
         expected = net(x)
@@ -33,7 +32,6 @@ def test_a_tensor_of_two(lowering: str) -> None:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_nested_tensor(lowering: str) -> None:
-    torch._dynamo.reset()
     net, twin = Perceptron(8, 8, 4, torch.relu), Perceptron(8, 8, 4, torch.relu)
     x = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
     twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
@@ -53,7 +51,6 @@ def test_a_nested_tensor_that_the_program_makes(lowering: str) -> None:
         values: Tensor = net(torch.nested.nested_tensor_from_jagged(x, offsets)).values()
         return values
 
-    torch._dynamo.reset()
     net, x, offsets = Perceptron(8, 8, 4, torch.relu), torch.randn(9, 8), torch.tensor([0, 3, 5, 9])
     with torch.autocast("cpu", torch.bfloat16):
         expected = program(net, x, offsets).float()
@@ -100,7 +97,6 @@ class Scaled(Tensor):
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_call_that_looks_inside_is_kept(lowering: str) -> None:
-    torch._dynamo.reset()
     net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(Scaled(torch.randint(-9, 9, (8, 8)), torch.tensor(0.1)), requires_grad=False)
     x = torch.randn(3, 8)

@@ -52,7 +52,6 @@ def test_inductor(mesh: DeviceMesh, scaled: bool) -> None:
 
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_sizes_that_change_become_symbols(mesh: DeviceMesh, lowering: str) -> None:
-    torch._dynamo.reset()
     program, before = PROGRAMS["mlp"], registry.count()
     net, twin = program.make(mesh), program.make(mesh)
     net.compile(backend="fxamp", fullgraph=True, options={"policy": "cpu-bfloat16", "lowering": lowering})
@@ -96,7 +95,6 @@ def saved_bytes(net: torch.nn.Module, inputs: tuple[Tensor, ...], autocast: bool
 
 
 def test_bytes_are_those_of_this_rank(first_of_two: DeviceMesh, tmp_path: Path) -> None:
-    torch._dynamo.reset()
     program = PROGRAMS["mlp"]
     net, inputs = program.make(first_of_two), program.inputs(0, 2)
     options: dict[str, Any] = {"policy": "cpu-bfloat16", "lowering": "eager", "dump": str(tmp_path)}

@@ -44,13 +44,11 @@ def written(listing: Listing) -> Listing:
 def test_every_stage_of_a_scaled_compile(name: str, tmp_path: Any) -> None:
     """Dynamic sizes, checkpoint and cond, in a forward and a scaled backward."""
     program, x = PROGRAMS[name]
-    torch._dynamo.reset()
     scaler = fxamp.GradScaler("cpu", init_scale=4.0)
     options = {"policy": "cpu-float16", "lowering": "aot_eager", "dump": str(tmp_path), "scaler": scaler}
     x = x.clone().requires_grad_()
     torch._dynamo.maybe_mark_dynamic(x, 0)
     torch.compile(program, backend="fxamp", options=options)(x).backward()
-    torch._dynamo.reset()
     files = sorted(file for file in tmp_path.glob("graph_*.py") if "class " in file.read_text())
     assert {"captured", "cast", "forward", "backward"} <= {file.stem.split("_")[2] for file in files}
     for file in files:

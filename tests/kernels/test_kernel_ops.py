@@ -34,11 +34,6 @@ def without_nan() -> list[Tensor]:
     return [gradient.masked_fill_(gradient.isnan(), float("inf")) for gradient in gradients()]
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 def test_ops_keep_their_contract(dtype: torch.dtype | None) -> None:
     opcheck(OPS.check_unscale.default, (without_nan(), INV_SCALE, dtype))

@@ -84,7 +84,6 @@ def outcome(loss: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("form", exhaustive(FORMS, always=[FORMS[0], FORMS[5], FORMS[14], FORMS[19], FORMS[30]]))
 def test_every_form_is_that_of_torch(form: Loss, compiled: bool) -> None:
-    torch._dynamo.reset()
     chunked = outcome(lambda *tensors: form.chunked(*tensors, compiled), operands())
     for ours, exact in zip(chunked, outcome(form.whole, operands(torch.float64)), strict=True):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
@@ -190,7 +189,6 @@ def test_what_is_no_class_raises(target: int, lowering: str | None) -> None:
     def loss(x: Tensor, w: Tensor, target: Tensor) -> Tensor:
         return CHUNKED(x, w, None, target, None, 1, -100, 0.0, torch.float32, 2, "forward")
 
-    torch._dynamo.reset()
     x, w, _ = operands()
     call = loss if lowering is None else torch.compile(loss, backend=lowering)
     with pytest.raises(RuntimeError, match="out of bounds"):

@@ -210,7 +210,6 @@ def test_the_rule_that_is_proposed_works(case: str, tmp_path: Path) -> None:
 
 def test_the_environment_can_name_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXAMP_NONFINITE", "raise")
-    torch._dynamo.reset()
     model = Net(lambda h: torch.exp(h).sum())
     model.compile(backend="fxamp", options={"policy": "cpu-float16", "lowering": "eager"})
     with pytest.raises(NonFiniteError):

@@ -8,13 +8,9 @@ from support.programs.small_models import Perceptron
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from fxamp.reports.warnings import warn_once
-
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 def test_a_tensor_of_two_is_passed_over_aloud(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
-    torch._dynamo.reset()
     net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     net.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering, "nonfinite": "log"})
@@ -26,8 +22,6 @@ def test_a_tensor_of_two_is_passed_over_aloud(lowering: str, caplog: pytest.LogC
 
 
 def test_plain_tensors_need_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
-    torch._dynamo.reset()
     net = Perceptron(8, 8, 4, torch.relu)
     net.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "aot_eager", "nonfinite": "log"})
     with caplog.at_level(logging.WARNING, "fxamp"):

@@ -50,7 +50,6 @@ def test_compiled_models_run_while_inductor_compiles_a_step(monkeypatch: pytest.
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_threads_that_compile_their_steps_compute_what_one_thread_does(scaled: bool) -> None:
-    torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)) for _ in range(4)]
     alone, start, call = copy.deepcopy(models), Barrier(len(models)), nn.Module.__call__
     errors: list[Exception] = []

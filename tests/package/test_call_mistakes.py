@@ -12,7 +12,6 @@ import torch
 import fxamp
 from fxamp import torch_version
 from fxamp.errors import VersionError
-from fxamp.reports.warnings import warn_once
 
 X = torch.ones(4, 8)
 
@@ -103,7 +102,6 @@ def test_a_call_says_what_was_given_and_what_to_do(mistake: str) -> None:
 
 
 def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    warn_once.cache_clear()
     for _ in range(2):
         compiled(policy="cpu-float16")(X)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
@@ -134,7 +132,6 @@ def test_a_framework_of_another_version_is_said_once(
 ) -> None:
     from fxamp.frameworks import setup
 
-    warn_once.cache_clear()
     monkeypatch.setattr(setup.metadata, "requires", lambda _: ['lightning==2.6.6; extra == "frameworks"'])
     for installed, messages in (("2.6.9", 0), ("3.0.1", 1)):
         monkeypatch.setattr(setup.metadata, "version", lambda _, version=installed: version)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.reports.warnings import warn_once
 
 LIMIT = 2
 SIZES = (1, 2, 3, 2, 4, 5)
@@ -61,7 +60,6 @@ def as_a_function(net: Net, options: dict[str, Any], **settings: Any) -> tuple[C
 def low_limit() -> Iterator[None]:
     gc.collect()
     torch._dynamo.reset()
-    warn_once.cache_clear()
     with torch._dynamo.config.patch(recompile_limit=LIMIT):
         yield
 

@@ -34,7 +34,6 @@ class Recurrent(torch.nn.Module):
 
 @pytest.fixture
 def recurrent() -> Recurrent:
-    torch._dynamo.reset()
     model = Recurrent()
     model.compile(backend="fxamp", options=OPTIONS)
     model(torch.ones(3, 2, 4)).backward()
@@ -72,7 +71,6 @@ def test_a_break_before_the_first_op_is_named_beside_graphs():
             print("", end="")
             return x @ x
 
-    torch._dynamo.reset()
     model = Ended()
     model.compile(backend="fxamp", options=OPTIONS)
     model(torch.ones(2, 2))
@@ -82,7 +80,6 @@ def test_a_break_before_the_first_op_is_named_beside_graphs():
 
 
 def test_what_is_kept_for_one_reason_is_one_line():
-    torch._dynamo.reset()
     compiled = torch.compile(torch.vmap(lambda x: x.sin().cos().tan() * 2), backend="fxamp", options=OPTIONS)
     compiled(torch.ones(3, 4))
     report = fxamp.report(compiled)
@@ -103,7 +100,6 @@ def test_the_document_holds_every_node_with_its_decision(recurrent):
 
 
 def test_a_whole_model_in_one_graph_has_nothing_to_add():
-    torch._dynamo.reset()
     model = torch.compile(lambda a: a @ a, backend="fxamp", options=OPTIONS)
     model(torch.ones(2, 2))
 
@@ -114,7 +110,6 @@ def test_a_whole_model_in_one_graph_has_nothing_to_add():
 
 
 def test_a_rule_that_matched_in_no_graph_is_named():
-    torch._dynamo.reset()
     base = fxamp.Policy.load("cpu-bfloat16").resolve("cpu")
     rules = [fxamp.Rule(op, "fp32", (op,)) for op in ("relu", "sum", "tanh")]  # the sum is outside of the graph
     model = Recurrent()
@@ -136,7 +131,6 @@ def test_a_notebook_shows_the_same_escaped(recurrent):
 
 
 def test_records_go_with_their_model():
-    torch._dynamo.reset()
     since = registry.count()
     model = Recurrent()
     model.compile(backend="fxamp", options=OPTIONS)

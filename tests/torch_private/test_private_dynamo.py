@@ -99,7 +99,6 @@ def test_the_hint_of_a_size_is_known() -> None:
         numbers.extend(private.hint(value) for value in inputs if isinstance(value, torch.SymInt))
         return gm.forward
 
-    torch._dynamo.reset()
     torch.compile(lambda x: x * x.shape[0], backend=backend, dynamic=True)(torch.ones(5, 5))
     assert numbers and set(numbers) == {5}
     assert private.hint(3) == 3
@@ -170,7 +169,6 @@ def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
     def body(x: torch.Tensor) -> None:
         outside(x.sin()).sum().backward()
 
-    torch._dynamo.reset()
     torch.compile(body, backend=backend)(torch.ones(2, requires_grad=True))
     assert {(4, False), (1, True)} < set(calls) and (4, True) not in calls
 
@@ -233,7 +231,6 @@ def test_a_forward_is_asked_for_the_casts_of_its_decorator_and_what_it_calls_is_
         def backward(ctx: Any, gradient: torch.Tensor) -> Any:
             return gradient, gradient
 
-    torch._dynamo.reset()
     torch.compile(lambda x: Function.apply(x, x), backend=backend)(torch.ones(2, requires_grad=True))
     assert torch.float32 in requests[::2] and set(requests[1::2]) == {None}
     requests.clear()

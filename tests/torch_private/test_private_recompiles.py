@@ -71,7 +71,6 @@ def in_place() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("make", [of_a_function, of_a_module, in_place])
 def test_each_call_is_watched_even_one_that_raises(make: Any) -> None:
-    torch._dynamo.reset()
     call, compiled = make()
     events: list[str] = []
 

@@ -62,7 +62,6 @@ def test_scales_are_swizzled_as_torchao_swizzles_them(shape: tuple[int, int]) ->
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("shape", [(2, 16, 32), (96, 32)])
 def test_layers_are_torchaos(recipe: str, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
     layer = nn.Linear(32, 64).bfloat16()
     theirs: Any = converted(nn.Sequential(layer), recipe)[0]
     x = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
@@ -98,7 +97,6 @@ def test_any_number_of_rows_and_weights_in_float32(recipe: str, rows: int, dtype
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(recipe: str, bad: float) -> None:
-    torch.manual_seed(0)
     x, weight = torch.randn(32, 64).bfloat16().requires_grad_(), torch.randn(96, 64, requires_grad=True)
     spoilt, spoilt_weight = x.detach().clone(), weight.detach().clone()
     spoilt[3, 4] = spoilt_weight[3, 4] = bad
@@ -128,7 +126,6 @@ _SCALED_MM = torch._scaled_mm
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("rows", [1, 33, 160])
 def test_gpus_receive_the_same_products(recipe: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     x, weight = torch.randn(rows, 64).bfloat16().requires_grad_(), torch.randn(96, 64, requires_grad=True)
     gradient = torch.randn(rows, 96).bfloat16()
     emulated = scaled_linear(x, weight, None, recipe, torch.bfloat16)

@@ -294,7 +294,6 @@ def test_a_scaler_and_tied_frozen_weights() -> None:
 def test_dynamic_rows() -> None:
     module, losses = Head(), []
     options = {"policy": chunks_of(), "lowering": "aot_eager"}
-    torch._dynamo.reset()
     compiled = torch.compile(module, backend="fxamp", options=options, dynamic=True)
     for size in (10, 7, 9):
         for run in (compiled, module):

@@ -231,7 +231,6 @@ def test_a_symbolic_size_meets_no_condition_and_the_reason_says_so() -> None:
         graphs.append(captured.module.graph)
         return gm.forward
 
-    torch._dynamo.reset()
     torch.compile(lambda x: x.exp(), backend=backend, dynamic=True)(torch.ones(3, 5))
     (choice,) = [choice for node in graphs[0].nodes if (choice := decision(node)) is not None]
     assert choice.rule is None

@@ -116,7 +116,6 @@ def test_symbolic_sizes_are_not_looked_into(name: str, traced: list[object]) -> 
     def repeated(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(program(x) for _ in range(3))
 
-    torch._dynamo.reset()
     compiled = torch.compile(repeated, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
     for result in compiled(_batch(6, 8)):
         with torch.autocast("cpu", torch.bfloat16):
@@ -134,7 +133,6 @@ def test_sizes_that_depend_on_values_are_no_obstacle() -> None:
         state = torch.zeros(1, rows.shape[0], 4)
         return torch.rnn_tanh(rows, state, weights, True, 1, 0.0, False, False, True)[0]
 
-    torch._dynamo.reset()
     options = {"policy": "cpu-bfloat16", "lowering": "eager"}
     compiled = torch.compile(masked, backend="fxamp", options=options, fullgraph=True)
     x = torch.randn(4, 3, 8)

@@ -117,7 +117,6 @@ def test_a_head_that_kernels_do_not_support_is_cut_in_16_bits() -> None:
 
 
 def test_the_report_counts_it() -> None:
-    torch._dynamo.reset()
     module = Net()
     module.compile(backend="fxamp", options={"policy": under("tensorwise"), "lowering": "aot_eager"})
     module(*inputs()).backward()

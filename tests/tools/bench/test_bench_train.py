@@ -34,11 +34,6 @@ _NAMES = "eager-float32,eager-autocast,fxamp"
 _POLICY = 'extends = ["cpu-float16"]\n[match]\ndevice = "cpu"\n[optimizer]\nstate = "8bit"\n'
 
 
-@pytest.fixture(autouse=True)
-def _reset() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The file of a policy that packs the optimizer's state."""

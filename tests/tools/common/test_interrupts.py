@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost.count import Count
@@ -41,7 +40,6 @@ def loss(output):
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(MODEL)
-    torch._dynamo.reset()
     yield
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"model.py"}, "it left a file"
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,11 +31,9 @@ _QUICK = ["--lowering", "aot_eager", "--steps", "4"]
 
 
 @pytest.fixture(autouse=True)
-def _tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     for cpu in ("CPU", "plain CPU"):
         monkeypatch.setitem(demo._USUAL, cpu, (TINY, 1))
-    yield
-    torch._dynamo.reset()
 
 
 def _cells(printed: str, row: str) -> list[str]:

@@ -198,10 +198,8 @@ def test_a_graph_after_decomposition_is_warned_about(tmp_path: Path) -> None:
 
 
 def test_fxamps_own_dumps(tmp_path: Path) -> None:
-    torch._dynamo.reset()
     options = {"policy": POLICY, "lowering": "aot_eager", "dump": str(tmp_path)}
     torch.compile(Gpt(), backend="fxamp", options=options)(torch.randint(32, (2, 6))).backward()
-    torch._dynamo.reset()
     cast = load(str(tmp_path / "graph_0_cast.py"), Request()).graphs[0]
     again = load(str(tmp_path / "graph_0_captured.py"), Request(policy=POLICY)).graphs[0]
     assert rows(again) == rows(cast)
