@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch._functorch.partitioners as partitioners
 from support.checks.exhaustive import each_once, exhaustive
-from support.machines.ranks import asked_by, on_ranks
+from support.machines.ranks import asked_by, on_ranks, whole
 from support.oracles.saved_tensors_oracle import in_eight_bits, memory
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -109,10 +109,6 @@ def alone(kind: str, name: str, ranks: int) -> Gradients:
     return {key: torch.stack([row[key] for row in rows]).double().mean(0).float() for key in rows[0]}
 
 
-def _whole(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
-
-
 def parallel(mesh: DeviceMesh) -> nn.Module:
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     return parallelize_module(model().blocks[0], mesh, plan)
@@ -124,7 +120,7 @@ def parts_of(values: Iterable[Tensor]) -> list[Tensor]:
 
 def gradients_of(net: nn.Module) -> Gradients:
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()}
-    return {name: _whole(gradient) for name, gradient in gradients.items() if gradient is not None}
+    return {name: whole(gradient) for name, gradient in gradients.items() if gradient is not None}
 
 
 def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.checks.exhaustive import exhaustive
-from support.machines.ranks import on_ranks
+from support.machines.ranks import on_ranks, whole
 from support.programs.every_optimizer import OPTIMIZERS
 from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
@@ -53,10 +53,6 @@ def spread(value: Tensor, at: int, mesh: DeviceMesh | None) -> Tensor:
 
 def parameters(mesh: DeviceMesh | None, only: tuple[int, ...]) -> dict[int, nn.Parameter]:
     return {at: nn.Parameter(spread(values(0, at), at, mesh)) for at in only}
-
-
-def whole(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 def state(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -9,14 +9,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from parallel_programs import WIDTH, Mlp
-from support.machines.ranks import on_ranks
+from support.machines.ranks import on_ranks, whole
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import fxamp
@@ -80,12 +79,12 @@ def train(mesh: DeviceMesh, lower: str, lowering: str | None, folder: Path | Non
         scaler.scale(loss).backward() if lowering else (loss * factor).backward()
         for parameter in model.parameters():
             parameter.grad /= factor
-        norms.append(_whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)).item())
+        norms.append(whole(nn.utils.clip_grad_norm_(model.parameters(), 0.1)).item())
         scaler.step(optimizer) if lowering else optimizer.step()
         scaler.update() if lowering else None
     if folder is not None:
         dcp.save(dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder)
-    weights = {name: _whole(value) for name, value in get_state_dict(model, optimizer)[0].items()}
+    weights = {name: whole(value) for name, value in get_state_dict(model, optimizer)[0].items()}
     skipped = scaler.skipped_steps if lowering and lower == "float16" else 0
     graphs = [len(fxamp.report(block).graphs) for block in model.blocks]
     return {"norms": [norm for norm in norms if norm == norm], "weights": weights, "skipped": skipped, "graphs": graphs}
@@ -98,7 +97,7 @@ def load(mesh: DeviceMesh, folder: Path) -> dict[str, Tensor]:
     state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return {name: _whole(value) for name, value in get_state_dict(model, optimizer)[0].items()}
+    return {name: whole(value) for name, value in get_state_dict(model, optimizer)[0].items()}
 
 
 def replicated(zero: bool) -> dict[str, Any]:
@@ -124,10 +123,6 @@ def work(mesh: DeviceMesh, folder: Path) -> dict[str, Any]:
         for lower in ("bfloat16", "float16")
     }
     return results | {"zero": replicated(True), "ddp": replicated(False)}
-
-
-def _whole(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,10 @@ import torch.distributed as dist
 from parallel_programs import WIDTH, Mlp
 from parallel_runs import SCALE
 from support.checks.exhaustive import exhaustive
-from support.machines.ranks import asked_by, on_ranks
+from support.machines.ranks import asked_by, on_ranks, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import fxamp
@@ -83,10 +82,6 @@ def alone(ranks: int, scaled: bool) -> dict[str, Tensor]:
         optimizer.step()
         optimizer.zero_grad()
     return {name: value.detach() for name, value in net.named_parameters()}
-
-
-def whole(value: Tensor) -> Tensor:
-    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 def joined(scaler: Any, options: dict[str, Any] | None) -> dict[str, Tensor]:

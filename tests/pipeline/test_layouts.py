@@ -19,6 +19,7 @@ import fxamp.passes.partition
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import GraphWriter
+from fxamp.graph.wrappers import mode_of
 from fxamp.passes.base import Context, Pass, Result, TracedPass
 from fxamp.pipeline import layouts, run_passes
 
@@ -65,10 +66,6 @@ def longer(writer: GraphWriter, node: Node) -> Node:
 
 def traced(program: Callable[..., Any], *shape: int, symbolic: bool = False) -> GraphModule:
     return make_fx(program, tracing_mode="symbolic" if symbolic else "fake")(torch.empty(shape))
-
-
-def mode_of(gm: GraphModule) -> FakeTensorMode:
-    return next(iter(gm.graph.nodes)).meta["val"].fake_mode
 
 
 def run(gm: GraphModule, step: Pass[Context]) -> int:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.multiprocessing import start_processes
 
 from support.machines.forked import preload
@@ -30,6 +32,11 @@ def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
     items = (item for item in request.session.items if getattr(item, "module", None) is request.module)
     return [item.callspec.params for item in items if hasattr(item, "callspec")]
+
+
+def whole(value: Tensor) -> Tensor:
+    """A copy of a tensor: of a DTensor, with the parts of all ranks."""
+    return (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
 
 
 def _rank(rank: int, ranks: int, folder: Path, work: Callable[[DeviceMesh], Any]) -> None:
