@@ -36,11 +36,11 @@ def random_int(low: int, high: int, generator: torch.Generator) -> int:
     return int(torch.randint(low, high, (), generator=generator))
 
 
-def random_gradients(seed: int, dtypes: tuple[torch.dtype, ...], count: int = 6) -> list[Tensor]:
-    """Return gradients of random dtypes, shapes, layouts and alignments, about a third of them not finite."""
+def random_gradients(seed: int, dtypes: tuple[torch.dtype, ...]) -> list[Tensor]:
+    """Return six gradients of random dtypes, shapes, layouts and alignments, about a third of them not finite."""
     generator = torch.Generator().manual_seed(seed)
     gradients = []
-    for _ in range(count):
+    for _ in range(6):
         dtype = dtypes[random_int(0, len(dtypes), generator)]
         gradient = _shaped(finite_bits(6000, dtype, generator), random_int(0, 9, generator), generator)
         if gradient.numel() and random_int(0, 3, generator) == 0:

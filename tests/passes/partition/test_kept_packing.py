@@ -23,13 +23,13 @@ from fxamp.policy.model.keep_rule import EIGHT_BITS
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def rule(keep: str, block: int = 0) -> Rule:
-    return Rule("a", keep=keep, region="kept", ops=("mm",), block=block)  # type: ignore[arg-type]
+def rule(keep: str) -> Rule:
+    return Rule("a", keep=keep, region="kept", ops=("mm",))  # type: ignore[arg-type]
 
 
-def round_trip(value: Tensor, keep: str, block: int = 0) -> tuple[Tensor, list[Tensor], Packing]:
+def round_trip(value: Tensor, keep: str) -> tuple[Tensor, list[Tensor], Packing]:
     """``value`` as it comes back, its parts, and how it was packed."""
-    plan = plan_packing(value, rule(keep, block))
+    plan = plan_packing(value, rule(keep))
     assert isinstance(plan, Packing), plan
     graph, mode = Graph(), FakeTensorMode()
     source = graph.placeholder("value")

@@ -33,11 +33,7 @@ def memory(tensor: Tensor) -> Tensor:
 
 
 def packed_gradients(
-    model: nn.Module,
-    inputs: Iterable[Tensor],
-    squeeze: Callable[[Tensor], Tensor],
-    least: int,
-    lower: torch.dtype = torch.bfloat16,
+    model: nn.Module, inputs: Iterable[Tensor], squeeze: Callable[[Tensor], Tensor], least: int
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss and gradients of eager autocast, with ``squeeze`` over each saved memory of ``least`` elements."""
     inputs = list(inputs)
@@ -50,7 +46,7 @@ def packed_gradients(
         return squeeze(flat).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     model.zero_grad()
-    with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", lower):
+    with saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
         loss = model(*inputs)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -63,13 +63,11 @@ def test_a_block_belongs_where_most_of_it_comes_from_and_runs_once_outside_of_th
     assert {section.value: len(own) for section, own in code.items()} == {"once": 4, "loop": 3, "whole": 3, "part": 1}
 
 
-def count_of(
-    whole: Sequence[Instruction], once: Sequence[Instruction] = (), registers: int = 32, warps: int = 8
-) -> Count:
+def count_of(whole: Sequence[Instruction], once: Sequence[Instruction] = (), registers: int = 32) -> Count:
     """A kernel that reads 16 bytes a lane and block, which are 4 elements of 4 bytes."""
-    program = Program("kernel", TEXT, {}, 2, {"num_warps": warps}, block=warps * 128)
+    program = Program("kernel", TEXT, {}, 2, {"num_warps": 8}, block=1024)
     code = {Section.ONCE: tuple(once), Section.LOOP: (), Section.WHOLE: tuple(whole), Section.PART: ()}
-    return Count(program, warps * 32, registers, 0, 0, 4.0, 16, code)
+    return Count(program, 256, registers, 0, 0, 4.0, 16, code)
 
 
 def test_memory_is_the_limit_of_a_plain_read() -> None:

@@ -44,12 +44,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"model.py"}, "it left a file"
 
 
-def stopping(
-    monkeypatch: pytest.MonkeyPatch, target: str, call: int, instead: Callable[..., Any] | None = None
-) -> None:
+def stopping(monkeypatch: pytest.MonkeyPatch, target: str, call: int) -> None:
     """Let Ctrl-C come in the ``call``-th call of the function ``target``, a module and a name."""
     module, _, name = target.rpartition(".")
-    function, calls = instead or getattr(import_module(module), name), itertools.count(1)
+    function, calls = getattr(import_module(module), name), itertools.count(1)
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == call:
