@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.bench_graph import captured_by_dynamo
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from fxamp.capture import capture
 from fxamp.graph import AliasSets, graph_output, writes
 from fxamp.graph.aliases import alias_of, aliased_inputs
 
@@ -52,22 +52,11 @@ class Memory(Interpreter):
         return self.results[n]
 
 
-def captured(program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[GraphModule, list[Tensor]]:
-    graphs: list[tuple[GraphModule, list[Tensor]]] = []
-
-    def backend(gm: GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        graphs.append((capture(gm, examples).module, list(examples)))
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(program, backend=backend, fullgraph=True)(*inputs)
-    return graphs[0]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_that_share_memory_are_known_to(name: str) -> None:
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
-    gm, inputs = captured(PROGRAMS[name], (x, w))
+    captured, inputs = captured_by_dynamo(PROGRAMS[name], x, w)
+    gm = captured.module
     memory = Memory(gm)
     memory.run(*[value.detach() if isinstance(value, Tensor) else value for value in inputs])
     sets = AliasSets(gm.graph)
@@ -92,7 +81,7 @@ def body_writes(x: Tensor, w: Tensor) -> Tensor:
 
 
 def test_a_body_writes_to_what_it_writes_to_alone() -> None:
-    gm, _ = captured(body_writes, (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)))
+    gm = captured_by_dynamo(body_writes, torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))[0].module
     (node,) = [node for node in gm.graph.nodes if "checkpoint" in str(node.target)]
     (written,) = writes(node)
     assert written.target is torch.ops.aten.clone.default
@@ -103,7 +92,7 @@ def test_one_tensor_under_two_nodes() -> None:
         h = x * 1
         return h.add_(1), h.view(-1), outputs_of(lambda a: (a, a[0]), h)
 
-    gm, _ = captured(program, (torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)))
+    gm = captured_by_dynamo(program, torch.randn(4, 4, requires_grad=True), torch.randn(4, 4))[0].module
     nodes = {node.name: node for node in gm.graph.nodes}
     in_place = next(node for node in nodes.values() if node.target is torch.ops.aten.add_.Tensor)
     view = next(node for node in nodes.values() if node.target is torch.ops.aten.view.default)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.bench_graph import captured_by_dynamo
 from support.machines.lacks import needs_writing_loops
 from torch import Tensor
 from torch._higher_order_ops import scan, while_loop
 from torch._ops import HigherOrderOperator
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.nn import functional as F
 
-from fxamp.capture import capture
 from fxamp.graph import AliasSets, writes
 from fxamp.graph.opaque_writes import is_functional
 
@@ -52,16 +52,8 @@ WRITING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 def higher_order_node(program: Callable[..., Any], *inputs: Tensor) -> Node:
     """Return the only higher-order node of the captured program."""
-    graphs: list[GraphModule] = []
-
-    def backend(gm: GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(capture(gm, examples).module)
-        return gm.forward
-
-    torch._dynamo.reset()
-    torch.compile(program, backend=backend, fullgraph=True)(*inputs)
-    (graph,) = graphs
-    (node,) = [node for node in graph.graph.nodes if isinstance(node.target, HigherOrderOperator)]
+    graph = captured_by_dynamo(program, *inputs)[0].module.graph
+    (node,) = [node for node in graph.nodes if isinstance(node.target, HigherOrderOperator)]
     return node
 
 

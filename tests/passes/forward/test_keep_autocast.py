@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from support.checks.bench_graph import captured_by_dynamo
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.capture import Captured, capture
+from fxamp.capture import Captured
 from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.keep_autocast import KeepAutocast
@@ -16,16 +17,8 @@ from fxamp.policy import Policy
 
 
 def _captured(fn: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Captured:
-    graphs: list[Captured] = []
-
-    def backend(gm: GraphModule, inputs: Any) -> Callable[..., Any]:
-        graphs.append(capture(gm, inputs))
-        return gm.forward
-
-    torch._dynamo.reset()
     with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-        torch.compile(fn, backend=backend, fullgraph=True)(*inputs)
-    return graphs[0]
+        return captured_by_dynamo(fn, *inputs)[0]
 
 
 def _mapped(x: Tensor, w: Tensor) -> Tensor:

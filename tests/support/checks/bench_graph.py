@@ -68,6 +68,19 @@ def golden_pass(name: str, gm: GraphModule, context: Context, step: Pass, broken
     return record
 
 
+def captured_by_dynamo(program: Callable[..., Any], *inputs: Any) -> tuple[Captured, list[Any]]:
+    """What is captured of the graph that Dynamo makes of ``program`` as it is compiled, and the graph's inputs."""
+    graphs: list[tuple[Captured, list[Any]]] = []
+
+    def backend(gm: GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graphs.append((capture(gm, examples), list(examples)))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(program, backend=backend, fullgraph=True)(*inputs)
+    return graphs[0]
+
+
 def workbench(
     program: Callable[..., Any], *inputs: Any, under: Policy | None = None, ambient: torch.dtype | None = None
 ) -> Workbench:
