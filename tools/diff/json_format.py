@@ -5,8 +5,7 @@ from typing import Any
 
 from fxamp.policy import Rule
 from fxamp.policy.diff.op_changes import OpChange
-from fxamp.policy.diff.policy_diff import SettingChange
-from fxamp.policy.diff.rule_changes import RuleChange
+from fxamp.policy.diff.rule_changes import KeyChange, RuleChange
 from fxamp.tools.diff.result import Comparison
 from fxamp.tools.diff.sides import Side
 from fxamp.tools.diff.words import SIGNS
@@ -22,8 +21,8 @@ def to_json(comparison: Comparison) -> str:
         "same": comparison.same,
         "old": _side(comparison.old),
         "new": _side(comparison.new),
-        "settings": [_setting(change) for change in comparison.settings],
-        "loss_scale": [_setting(change) for change in comparison.loss_scale],
+        "settings": list(map(_key, comparison.settings)),
+        "loss_scale": list(map(_key, comparison.loss_scale)),
         "rules": [_rule_change(change) for change in comparison.diff.rules],
         "ops": [_op(change) for change in comparison.diff.ops],
         "graphs": [effect.content() for effect in comparison.effects],
@@ -39,7 +38,7 @@ def _side(side: Side) -> dict[str, Any]:
     return {"name": side.policy.name, "given": side.source, **settings}
 
 
-def _setting(change: SettingChange) -> dict[str, Any]:
+def _key(change: KeyChange) -> dict[str, Any]:
     return {"key": change.key, "old": change.old, "new": change.new}
 
 
@@ -47,7 +46,7 @@ def _rule_change(change: RuleChange) -> dict[str, Any]:
     written: dict[str, Any] = {"mark": SIGNS[change.kind], "kind": change.kind, "id": change.id}
     for key, rule in (("old", change.old), ("new", change.new)):
         written[key] = None if rule is None else {**rule.content(), "at": str(rule.origin or "")}
-    written["keys"] = [{"key": key.key, "old": key.old, "new": key.new} for key in change.keys]
+    written["keys"] = list(map(_key, change.keys))
     return written | ({"passed": change.passed.id} if change.passed is not None else {})
 
 

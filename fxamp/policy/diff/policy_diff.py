@@ -6,7 +6,7 @@ from functools import cached_property
 
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.policy.diff.op_changes import OpChange, op_changes
-from fxamp.policy.diff.rule_changes import RuleChange, rule_changes
+from fxamp.policy.diff.rule_changes import KeyChange, RuleChange, rule_changes
 from fxamp.policy.file.schema import TABLES
 from fxamp.policy.model.comparisons import parse
 from fxamp.policy.model.loss_scale import LossScale
@@ -19,15 +19,6 @@ SETTINGS = (*TABLES["match"], "lower_precision_fp", "unlisted", "outputs")
 
 
 @dataclass(frozen=True)
-class SettingChange:
-    """A setting with both values; None means that it is not set."""
-
-    key: str
-    old: object
-    new: object
-
-
-@dataclass(frozen=True)
 class PolicyDiff:
     """All differences. ``rules``: differences in the text of rules. ``ops``: differences in what the rules decide.
 
@@ -37,8 +28,8 @@ class PolicyDiff:
 
     old: Policy
     new: Policy
-    settings: tuple[SettingChange, ...]
-    loss_scale: tuple[SettingChange, ...]
+    settings: tuple[KeyChange, ...]
+    loss_scale: tuple[KeyChange, ...]
     rules: tuple[RuleChange, ...]
     ops: tuple[OpChange, ...]
 
@@ -75,20 +66,20 @@ def _moved(ops: Sequence[OpChange], rewritten: set[str]) -> Iterator[RuleChange]
             yield RuleChange("moved", after, after, passed=before)
 
 
-def _settings(old: Policy, new: Policy) -> Iterator[SettingChange]:
+def _settings(old: Policy, new: Policy) -> Iterator[KeyChange]:
     for key in SETTINGS:
         before, after = getattr(old, key), getattr(new, key)
         if _meaning(key, before) != _meaning(key, after):
-            yield SettingChange(key, before or None, after or None)
+            yield KeyChange(key, before or None, after or None)
 
 
-def _optimizer(old: Policy, new: Policy) -> Iterator[SettingChange]:
+def _optimizer(old: Policy, new: Policy) -> Iterator[KeyChange]:
     """Yield the keys of ``[optimizer]`` that differ; without the table, the state stays as the optimizer creates it."""
     before, after = (policy.optimizer or OptimizerPrecision() for policy in (old, new))
     for key in TABLES["optimizer"]:
         one, other = before.content().get(key), after.content().get(key)
         if one != other:
-            yield SettingChange(f"optimizer.{key}", one, other)
+            yield KeyChange(f"optimizer.{key}", one, other)
 
 
 def _meaning(key: str, value: str | Sequence[str]) -> object:
@@ -98,14 +89,14 @@ def _meaning(key: str, value: str | Sequence[str]) -> object:
     return frozenset(value) if key in ("arch", "cpu_features") else value
 
 
-def _loss_scale(old: Policy, new: Policy) -> Iterator[SettingChange]:
+def _loss_scale(old: Policy, new: Policy) -> Iterator[KeyChange]:
     before, after = _scaling(old), _scaling(new)
     if not (before.enabled or after.enabled):
         return
     for field in fields(LossScale):
         one, other = getattr(before, field.name), getattr(after, field.name)
         if one != other:
-            yield SettingChange(field.name, one, other)
+            yield KeyChange(field.name, one, other)
 
 
 def _scaling(policy: Policy) -> LossScale:

@@ -13,7 +13,7 @@ LISTS = tuple(name for name, key in RULE_KEYS.items() if key.kind is STRINGS)
 
 @dataclass(frozen=True)
 class KeyChange:
-    """A key of a rule with both values, None if it is missing; for lists, the items that only one side has."""
+    """A setting or a key of a rule with both values, None if not set; for lists, the items that only one side has."""
 
     key: str
     old: object

@@ -14,7 +14,6 @@ backward. Without a scaler both have the same step. Launches are those of torch'
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from torch import Tensor
@@ -22,17 +21,8 @@ from torch import Tensor
 from fxamp.tools.bench.cost.count import Access, Kernel
 from fxamp.tools.bench.cost.workload import Way, Workload
 
-
-@dataclass(frozen=True)
-class _Optimizer:
-    """Times that the fused step reads and writes a tensor as big as the parameter, and tensors a launch takes."""
-
-    reads: int
-    writes: int
-    tensors: int
-
-
-_OPTIMIZERS = {"AdamW": _Optimizer(4, 3, 36), "SGD": _Optimizer(3, 2, 55)}
+#: Times that the fused step reads and writes a tensor as big as the parameter, and tensors a launch takes.
+_OPTIMIZERS = {"AdamW": (4, 3, 36), "SGD": (3, 2, 55)}
 
 _CHUNK, _CHUNKS, _PLAIN = 65536, 320, 110
 
@@ -41,7 +31,7 @@ def step_kernels(workload: Workload, way: Way, scaled: bool, parameters: Sequenc
     """The kernels of the step for gradients as big as the parameters."""
     if workload.optimizer not in _OPTIMIZERS:
         return []
-    optimizer = _OPTIMIZERS[workload.optimizer]
+    reads, writes, tensors = _OPTIMIZERS[workload.optimizer]
     once = sum(parameter.nbytes for parameter in parameters)
     launches = _launches(parameters)
 
@@ -59,9 +49,7 @@ def step_kernels(workload: Workload, way: Way, scaled: bool, parameters: Sequenc
         kernels.append(kernel("norm of the gradients", 1, 0, launches(_PLAIN) + 3))
         kernels.append(kernel("gradients times the clip coefficient", 1, 1, launches(_PLAIN)))
     back = int(theirs and not workload.clip)
-    kernels.append(
-        kernel(f"fused {workload.optimizer}", optimizer.reads, optimizer.writes + back, launches(optimizer.tensors))
-    )
+    kernels.append(kernel(f"fused {workload.optimizer}", reads, writes + back, launches(tensors)))
     if scaled:
         kernels.append(kernel("scaler's own scalars", 0, 0, 6))
     return kernels
