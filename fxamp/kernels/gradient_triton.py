@@ -97,13 +97,13 @@ def source_text(kernel: Kernel) -> str:
         f"for start in range(0, {CHUNK}, {kernel.block}):",
         f"    offsets = {_offsets(kernel)}",
         f"    if start + {kernel.block} <= left:  # a whole block: no mask, so accesses can be {ALIGNMENT} bytes wide",
-        *_indented(_body(kernel, masked=False), 8),
+        *indented(_body(kernel, masked=False), 8),
         "    elif start < left:  # the last elements of the gradient",
-        *_indented(_body(kernel, masked=True), 8),
+        *indented(_body(kernel, masked=True), 8),
         *(_head_body(kernel) if kernel.access is Access.PEELED else []),
         *_results(kernel),
     ]
-    return head + "\n".join(_indented(lines, 4)) + "\n"
+    return head + "\n".join(indented(lines, 4)) + "\n"
 
 
 def _title(kernel: Kernel) -> str:
@@ -241,5 +241,5 @@ def _infinity(kernel: Kernel) -> str:
     return "0x7FF0000000000000" if _is_double(kernel) else "0x7F800000"
 
 
-def _indented(lines: list[str], spaces: int) -> list[str]:
+def indented(lines: list[str], spaces: int) -> list[str]:
     return [" " * spaces + line for line in lines]

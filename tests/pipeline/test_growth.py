@@ -1,8 +1,6 @@
 """The work of capture, of every pass and of fxamp-show grows as the graph does: counted in calls, not in seconds."""
 
 import operator
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline import run_passes
 from fxamp.policy import Policy
 from fxamp.reports.list_graph import list_graph
+from fxamp.tools.bench.host.steps import count_calls
 from fxamp.tools.show import command as show
 
 WIDTH = 8
@@ -50,33 +49,17 @@ def chain(blocks: int) -> tuple[GraphModule, list[Any]]:
     return GraphModule(torch.nn.Module(), graph), inputs
 
 
-def calls(work: Callable[[], object]) -> int:
-    """How many functions ``work`` calls, of Python and of C."""
-    count = 0
-
-    def note(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
 def captured(blocks: int) -> Captured:
     return capture(*chain(blocks))
 
 
 def steps_of(blocks: int) -> dict[str, int]:
     module, inputs = chain(blocks)
-    counts = {"capture": calls(lambda: capture(module, inputs))}
+    counts = {"capture": count_calls(lambda: capture(module, inputs))}
     graph = captured(blocks)
     context = CastContext(graph.mode, POLICY)
     for step in FORWARD.steps:
-        counts[step.name] = calls(lambda step=step: run_passes(graph, context, step))
+        counts[step.name] = count_calls(lambda step=step: run_passes(graph, context, step))
     return counts
 
 
@@ -94,7 +77,7 @@ def test_show_takes_no_more_for_each_op_of_a_longer_dump(tmp_path: Path, capsys:
         run_passes(graph, CastContext(graph.mode, POLICY), FORWARD)
         listing = list_graph(graph.module, stage="cast", policy=POLICY.name, device="cpu")
         file.write_text(write_listing(listing), encoding="utf-8")
-        counts.append(calls(lambda file=file: show.main([str(file)])))
+        counts.append(count_calls(lambda file=file: show.main([str(file)])))
     _, shorter, longer = counts
     assert longer / shorter * SIZES[0] / SIZES[1] <= LIMIT
 
@@ -105,4 +88,4 @@ def test_work_that_grows_faster_is_seen() -> None:
             for second in range(size):
                 operator.add(first, second)
 
-    assert calls(lambda: pairs(32)) / calls(lambda: pairs(8)) > LIMIT * 4
+    assert count_calls(lambda: pairs(32)) / count_calls(lambda: pairs(8)) > LIMIT * 4

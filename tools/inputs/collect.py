@@ -15,6 +15,7 @@ from fxamp.reports.break_reasons import why_ended
 from fxamp.tools.common.restoration import restored, tensors_beside_modules
 from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.fake_program import fake_program
+from fxamp.tools.inputs.measurement import calling
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.torch_private import dropped_sizes
@@ -64,12 +65,7 @@ def _compiled(program: Program, device: str) -> list[ProgramGraph]:
         return gm.forward
 
     mod = program.model
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return mod(*args, **kwargs)
-
-    # Dynamo skips modules of torch.nn that are compiled directly.
-    compiled = call if type(mod).__module__.startswith("torch.nn.") else mod
+    compiled = calling(mod) if type(mod).__module__.startswith("torch.nn.") else mod
     torch._dynamo.reset()
     torch.compile(compiled, backend=take, dynamic=False)(*program.args, **program.kwargs)
     torch._dynamo.reset()

@@ -117,10 +117,6 @@ class Copy:
         moved = (pytree.tree_map(move, (batch.args, dict(batch.kwargs))) for batch in batches)
         return Copy(own, tuple(Batch(*both) for both in moved), dtype is torch.float64)
 
-    def callable(self) -> Callable[..., Any]:
-        """Return a function that calls the model, for torch.compile."""
-        return calling(self.model)
-
     def run(
         self,
         call: Callable[..., Any],
@@ -208,7 +204,7 @@ def run_compiled(
     torch._dynamo.reset()
     try:
         with quiet(), unlimited_recompiles():
-            return run(torch.compile(here.callable(), backend=backend, options=dict(options) or None))
+            return run(torch.compile(calling(here.model), backend=backend, options=dict(options) or None))
     except Exception as error:
         raise failure(file, f"running model under policy {policy.name!r}", error) from error
     finally:

@@ -7,8 +7,9 @@ GPUs have few units, runs once instead of in each thread of the step.
 
 from torch.fx import GraphModule
 
+from fxamp.kernels.gradient_triton import indented
 from fxamp.optim.kernels.scalar_nodes import counters, is_flat, prepared_nodes
-from fxamp.optim.kernels.step_triton import Aligned, StepInputs, Writer, indented
+from fxamp.optim.kernels.step_triton import Aligned, StepInputs, Writer
 
 NAME = "step_scalars"
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.kernels.blockwise_8bit import BLOCK, DECOMPOSITIONS, SCALES, block_scales, decode, draw_key, stochastic_round
-from fxamp.kernels.gradient_triton import CARRIER, WIDEN
+from fxamp.kernels.gradient_triton import CARRIER, WIDEN, indented
 from fxamp.kernels.launch_plan import ALIGNMENT, CHUNK
 from fxamp.optim.kernels.blockwise_8bit_triton import (
     decode_lines,
@@ -281,7 +281,3 @@ def _widened(node: Node, loaded: str) -> str:
     if dtype in (torch.uint8, SCALES):
         return f"{loaded}.to(tl.int32)"
     return f"({loaded} != 0)" if dtype is torch.bool else WIDEN.get(dtype, "{loaded}").format(loaded=loaded)
-
-
-def indented(lines: list[str], spaces: int) -> list[str]:
-    return [" " * spaces + line for line in lines]
