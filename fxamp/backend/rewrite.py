@@ -97,7 +97,7 @@ def _captured_for(policy: Policy, source: Any, inputs: Sequence[Any]) -> tuple[T
     lower: torch.dtype = getattr(torch, policy.lower_precision_fp)
     with autocast_state(policy.device, True, lower):
         under = _attempt(source, inputs)
-    if isinstance(under, CaptureError) or _keeps_calls(under[1]):
+    if isinstance(under, CaptureError) or any(map(is_verbatim, all_nodes(under[1].module))):
         with autocast_state(policy.device, False):
             outside = _attempt(source, inputs)
         if not isinstance(outside, CaptureError):
@@ -118,10 +118,6 @@ def _captured(source: Any, inputs: Sequence[Any]) -> tuple[Traced, Captured]:
     with compile_lock():
         traced = trace(source, inputs)
         return traced, capture(traced.module, traced.inputs)
-
-
-def _keeps_calls(captured: Captured) -> bool:
-    return any(map(is_verbatim, all_nodes(captured.module)))
 
 
 def _state(source: object) -> list[torch.Tensor]:

@@ -98,7 +98,7 @@ def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
 
     Raises CaptureError if they ask for different casts, and the frames do not say which of them runs.
     """
-    requests = set(_requests(frames))
+    requests = {_request(*_methods(function)) for function in _functions_at(frames)}
     if len(requests) > 1:
         requests = {request for request in requests if (request is not None) == _decorated(frames)}
     if len(requests) > 1:
@@ -112,10 +112,6 @@ def _request_at(frames: set[SourceFrame]) -> CustomAutocast | None:
 
 def _decorated(frames: Iterable[SourceFrame]) -> bool:
     return any(is_custom_fwd(frame.file, frame.function) for frame in frames)
-
-
-def _requests(frames: set[SourceFrame]) -> Iterator[CustomAutocast | None]:
-    return (_request(*_methods(function)) for function in _functions_at(frames))
 
 
 def _functions_at(frames: set[SourceFrame]) -> Iterator[type]:

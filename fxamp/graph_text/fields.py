@@ -80,15 +80,11 @@ def graph_fields(fields: Fields) -> tuple[dict[str, Any], list[str]]:
         elif key == "kept":
             kept_values.append(_kept(value))
         elif key == "format":
-            _check_format(value)
+            if value != FORMAT:
+                raise ValueError(f"format={value} was written by another version of fxamp; accepted: format={FORMAT}")
         elif key != "graph":
             unknown.append(key)
     return {**values, "counts": counts, "unmatched": tuple(unmatched), "kept": tuple(kept_values)}, unknown
-
-
-def _check_format(value: str) -> None:
-    if value != FORMAT:
-        raise ValueError(f"format={value} was written by another version of fxamp; accepted: format={FORMAT}")
 
 
 def _number(what: str, text: str) -> int:

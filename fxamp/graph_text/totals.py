@@ -63,13 +63,9 @@ def totals(listing: Listing, keep: Callable[[Entry], bool] = lambda entry: True)
         folded=listing.counts.get("folded"),
         without_rule=dict(Counter(without_rule).most_common()),
         verbatim={entry.name: entry.verbatim for _, entry in chosen if entry.verbatim},
-        fp8=dict(Counter(_recipe(entry) for entry in ops if entry.runs_in in FP8).most_common()),
+        fp8=dict(Counter(e.rule.cast.removeprefix("fp8 ") for e in ops if e.rule and e.runs_in in FP8).most_common()),
         not_fp8={entry.name: entry.not_fp8 for entry in ops if entry.not_fp8},
     )
-
-
-def _recipe(entry: Entry) -> str:
-    return "" if entry.rule is None else entry.rule.cast.removeprefix("fp8 ")
 
 
 def is_pick(entry: Entry) -> bool:

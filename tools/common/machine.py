@@ -13,7 +13,8 @@ def machine(device: str, threads: int) -> dict[str, str]:
     """
     import torch
 
-    facts = {"device": cpu_name(threads), "torch": torch.__version__, "python": platform.python_version()}
+    cpu = f"{_model()}, {threads} thread{'s' if threads > 1 else ''}"
+    facts = {"device": cpu, "torch": torch.__version__, "python": platform.python_version()}
     if device == "cuda":
         facts["device"] = torch.cuda.get_device_name()
     try:
@@ -32,13 +33,8 @@ def load() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
-def cpu_name(threads: int) -> str:
-    """Return the CPU's model and the number of threads."""
-    return f"{_model()}, {threads} thread{'s' if threads > 1 else ''}"
-
-
 def _model() -> str:
-    """Return the model from /proc/cpuinfo, if that exists."""
+    """Return the CPU's model from /proc/cpuinfo, if that exists."""
     source = Path("/proc/cpuinfo")
     text = source.read_text() if source.is_file() else ""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

@@ -46,7 +46,7 @@ def require_folder(file: str | None, *inputs: str | None, option: str = "--outpu
     if file is None:
         return
     for source in inputs:
-        if source is not None and _same_file(file, source):
+        if source is not None and is_file(file) and is_file(source) and Path(file).samefile(source):
             raise OptionError(f"{option} {file!r} is a file that is read; accepted: another file")
     if is_folder(file):
         raise OptionError(f"{option} {file!r} is a folder; accepted: a file")
@@ -55,10 +55,6 @@ def require_folder(file: str | None, *inputs: str | None, option: str = "--outpu
         raise OptionError(f"{option} {file!r}: there is no folder {folder}; accepted: a file in an existing folder")
     if not os.access(folder, os.W_OK | os.X_OK) and not Path(file).exists():
         raise OptionError(f"{option} {file!r}: you may not write in {folder}; accepted: a file in another folder")
-
-
-def _same_file(one: str, other: str) -> bool:
-    return is_file(one) and is_file(other) and Path(one).samefile(other)
 
 
 def write_text(text: str, file: str | None = None) -> None:

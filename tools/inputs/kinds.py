@@ -103,7 +103,9 @@ def bound_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         else:
-            names |= {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and _stored(name)}
+            names |= {
+                name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
     return names
 
 
@@ -117,7 +119,3 @@ def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _is_main(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-
-
-def _stored(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)

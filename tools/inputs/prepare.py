@@ -22,10 +22,6 @@ from fxamp.tools.inputs.partitioned import kept_values
 _OPAQUE = "fxamp.opaque."
 
 
-def _same(text: str) -> str:
-    return text
-
-
 @dataclass(frozen=True)
 class ProgramGraph:
     """One graph of a program, with FakeTensors on the CPU for its inputs, whatever its device is.
@@ -42,7 +38,7 @@ class ProgramGraph:
     ended: str = ""
     warnings: tuple[str, ...] = ()
     devices: Mapping[str, str] = field(default_factory=dict)
-    original: Callable[[str], str] = _same
+    original: Callable[[str], str] = str
     fixed: Callable[[], list[str]] = list
 
     def captured(self) -> Captured:

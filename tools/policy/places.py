@@ -83,7 +83,10 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
             continue
         place = ModuleOp(module_path(node), op_name(node))
         read = {_origin(source).name: source for source in changed.all_input_nodes} | {node.name: changed}
-        written = {write.name: f"result after {_in_short(write)} in place" for write in writes.get(node, ())}
+        written = {
+            write.name: f"result after {base_name(write).removeprefix('aten::')} in place"
+            for write in writes.get(node, ())
+        }
         read |= {name: after[name] for name in written if name in after}
         labels = (*_labels(node), *written.items())
         known = {name: label for name, label in labels if name in read}
@@ -105,10 +108,6 @@ def _writes(shown: GraphModule) -> Mapping[Node, list[Node]]:
                 (written,) = sources
             writes[written].append(node)
     return writes
-
-
-def _in_short(node: Node) -> str:
-    return base_name(node).removeprefix("aten::")
 
 
 def _computes(node: Node) -> bool:

@@ -15,7 +15,7 @@ from fxamp.errors import PolicyError
 from fxamp.graph_text.model import Entry, Listing, Source
 from fxamp.graph_text.totals import Index, is_op, is_pick
 from fxamp.policy import CastRule, Category, Policy
-from fxamp.tools.common.formatting import op_name, place, rule_name
+from fxamp.tools.common.formatting import op_name, place, plural, rule_name
 from fxamp.tools.show.select import Keep, everything
 
 #: Ops that return their input's values in another shape or order.
@@ -73,8 +73,7 @@ def finding_lines(results: Sequence[Finding]) -> Iterator[str]:
         yield f"{finding.kind} in graph {finding.graph}: {', '.join(part for part in where if part)}".rstrip(": ")
         yield f"  {finding.what}"
         yield f"  {finding.advice}"
-    count = len(results)
-    yield "no findings" if not count else f"{count} finding{'s' if count > 1 else ''}"
+    yield plural(len(results), "finding") if results else "no findings"
 
 
 def _back_and_forth(number: int, where: Listing, cast: Entry, index: Index) -> Iterator[Finding]:

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import argument
@@ -77,8 +76,3 @@ def _holds(node: Node, known: set[Node]) -> bool:
     if node.target in _IF_ANY:
         return any(map(sure, operands))
     return node.target in _IF_ALL and all(map(sure, operands)) and sure(node.kwargs.get("alpha", 1))
-
-
-def is_negative_somewhere(value: Tensor) -> bool:
-    """Whether an element is below 0; waits for the device."""
-    return bool((value < 0).any())

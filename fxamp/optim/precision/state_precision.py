@@ -11,7 +11,6 @@ from torch import Tensor
 from fxamp.errors import OptionError, nearest
 from fxamp.kernels.blockwise_8bit import mixed
 from fxamp.optim.packed_tensor import PackedTensor, is_packed, unpacked
-from fxamp.optim.precision.never_negative import is_negative_somewhere
 from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
@@ -87,7 +86,7 @@ def packed_state(
         if name == COMPENSATION or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
         # A state has one form for all parameters of a kind, because one program reads it.
-        signed = name not in unsigned or any(is_negative_somewhere(entry[name]) for entry in entries)
+        signed = name not in unsigned or any((entry[name] < 0).any() for entry in entries)
         form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", EIGHT_BIT: "s3m4" if signed else "u5m3"}[stored]
         for at, entry in zip(members, entries, strict=True):
             packed[layout.parameters[at]][name] = PackedTensor.of(entry[name], form)

@@ -16,7 +16,10 @@ def exhaustive(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
     every = [_parameter(value) for value in values]
     if unknown := [value for value in always if all(value != known.values[0] for known in every)]:
         raise ValueError(f"{unknown} are not among {every}")
-    return [one if one.values[0] in always else _more_marks(one, pytest.mark.exhaustive) for one in every]
+    return [
+        one if one.values[0] in always else pytest.param(*one.values, marks=[*one.marks, pytest.mark.exhaustive])
+        for one in every
+    ]
 
 
 def each_once(names: str, *columns: Iterable[Any]) -> pytest.MarkDecorator:
@@ -48,10 +51,6 @@ def _each_once(lengths: list[int]) -> set[tuple[int, ...]]:
         rows.append(tuple(row))
         missing -= set(enumerate(row))
     return set(rows)
-
-
-def _more_marks(parameter: Any, mark: pytest.MarkDecorator) -> Any:
-    return pytest.param(*parameter.values, marks=[*parameter.marks, mark])
 
 
 def _parameter(value: Any) -> Any:

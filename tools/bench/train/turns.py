@@ -63,7 +63,7 @@ def take_turns(runners: Sequence[Runner], rounds: int, steps: int, label: str) -
         for number in range(rounds):
             try:
                 for runner in order(runners, number):
-                    runner.attempt(lambda runner: take_turn(runner, steps))
+                    runner.attempt(lambda one: one.rounds[-1].append(one.ask(train_steps, count=steps)))
             except KeyboardInterrupt:
                 if not number:
                     raise
@@ -79,8 +79,3 @@ def order(things: Sequence[_T], number: int) -> list[_T]:
     at = number // 2 % max(len(things), 1)
     rotated = [*things[at:], *things[:at]]
     return rotated[::-1] if number % 2 else rotated
-
-
-def take_turn(runner: Runner, steps: int) -> None:
-    """Let one make its steps, and keep the answer."""
-    runner.rounds[-1].append(runner.ask(train_steps, count=steps))

@@ -17,6 +17,7 @@ from fxamp.tools.policy.bisect.delta import hierarchical, is_minimal
 from fxamp.tools.policy.bisect.report import best, head, hopeless, lines, rules
 from fxamp.tools.policy.bisect.trials import Trials
 from fxamp.tools.policy.bisect.units import (
+    FLOAT32,
     KEPT_AS_IS,
     OUT_OF_FP8,
     ModuleTree,
@@ -24,7 +25,6 @@ from fxamp.tools.policy.bisect.units import (
     Widening,
     kept_rule_units,
     rule_units,
-    widening,
 )
 from fxamp.tools.policy.patch import NONFINITE, add_model, base_policy, load_model, patch_text
 from fxamp.tools.policy.places import ModuleOp
@@ -84,7 +84,8 @@ def run(options: Namespace) -> int:
     batches = tuple(work.batches())
     if not batches:
         raise ListingError(f"{work.file}: batches holds no batch: there is nothing to measure; accepted: one or more")
-    trials = Trials(work, batches, policy, options.tolerance, measure, KEPT_AS_IS if kept else widening(policy), _say)
+    to = KEPT_AS_IS if kept else OUT_OF_FP8 if policy.has_fp8 else FLOAT32
+    trials = Trials(work, batches, policy, options.tolerance, measure, to, _say)
     places = trials.places()
     if not places:
         raise ListingError(f"{work.file}: policy {name!r} {_nothing(trials.to, policy)}")

@@ -61,11 +61,6 @@ OUT_OF_FP8 = Widening(Category.LOWER_PRECISION_FP, PRODUCTS, "16 bits")
 KEPT_AS_IS = Widening(None, (), "the forward's own form")
 
 
-def widening(policy: Policy) -> Widening:
-    """Return how bisecting ``policy`` widens a unit."""
-    return OUT_OF_FP8 if policy.has_fp8 else FLOAT32
-
-
 class ModuleTree:
     """The modules with calls that can be widened, as a tree of units."""
 
