@@ -100,10 +100,8 @@ def graphs_of(program: Callable[..., Any], x: torch.Tensor, dynamic: bool = Fals
         graphs.append(("dynamo", gm))
         return aot(gm, inputs)
 
-    torch._dynamo.reset()
     x = x.clone().requires_grad_()
     if dynamic:
         torch._dynamo.maybe_mark_dynamic(x, 0)
     torch.compile(program, backend=backend)(x).backward()
-    torch._dynamo.reset()
     return graphs

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.errors import UnscaledError
-from fxamp.reports.warnings import warn_once
 
 TOO_LARGE = 2.0**24
 LOWERINGS = ("aot_eager", "eager")
@@ -111,7 +110,6 @@ def test_each_model_may_have_a_scaler_of_its_own(lowering: str) -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, run: Callable[[], object]) -> list[str]:
-    warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "fxamp"):
         run()
     return [record.getMessage() for record in caplog.records if "has not called the scaler" in record.getMessage()]

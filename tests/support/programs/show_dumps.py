@@ -35,7 +35,6 @@ def dumped(
 
     torch._dynamo.reset()
     torch.compile(model, backend=take, dynamic=dynamic)(*args, **kwargs)
-    torch._dynamo.reset()
     return listings
 
 

@@ -48,13 +48,11 @@ def printed_by_dynamo() -> None:
         Path("graph.py").write_text(gm.print_readable(print_output=False, include_device=True))
         return gm.forward
 
-    torch._dynamo.reset()
     torch.compile(model, backend=keep)(*inputs)
 
 
 def dumped_by_fxamp() -> None:
     model, inputs = defined("model.py")
-    torch._dynamo.reset()
     options = {"policy": "cpu-bfloat16", "lowering": "eager", "dump": "dumps"}
     torch.compile(model, backend="fxamp", options=options)(*inputs)
 

@@ -36,9 +36,7 @@ def _both(model: torch.nn.Module, *inputs: torch.Tensor) -> tuple[list[int | Non
         return gm.forward
 
     counted: list[Any] = []
-    torch._dynamo.reset()
     torch.compile(model, backend=take, dynamic=False)(*inputs)
-    torch._dynamo.reset()
     (listing,) = counted
     arguments = [*model.parameters(), *model.buffers(), *inputs]
     eager: list[int | None] = []
