@@ -1,10 +1,4 @@
-"""fxamp-bench: measures fxamp itself. Each subcommand is a module that loads when it is called.
-
-train    what does training take?
-cost     what does a step cost on a GPU that is not here?
-check    is what fxamp computes on this machine right?
-host     what does a step cost the host?
-"""
+"""fxamp-bench: measures fxamp itself. Each subcommand is a module that loads when it is called."""
 
 from argparse import Namespace
 from collections.abc import Sequence

@@ -172,17 +172,7 @@ def size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s"
-
-
-def _count(value: float) -> str:
-    return f"{value:g}"
-
-
-def _error(value: float) -> str:
-    return f"{value:.1e}"
-
+_seconds, _count, _error = "{:.1f} s".format, "{:g}".format, "{:.1e}".format
 
 _STEP: dict[str, _Cell] = {
     "step, ms": milliseconds,
