@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with
-from torch import Tensor, nn
+from test_accounts import Net
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -16,20 +17,6 @@ from fxamp.reports.nonfinite import NonFinite
 
 LOWERINGS = ("eager", "aot_eager")
 ALL_LOWERINGS = [*LOWERINGS, pytest.param("inductor", marks=pytest.mark.inductor)]
-
-
-class Net(nn.Module):
-    """``program`` of a linear layer's result."""
-
-    def __init__(self, program: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.program = nn.Linear(4, 4), program
-        nn.init.eye_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.program(self.linear(x))
 
 
 def trained(program: Callable[[Tensor], Tensor], lowering: str, size: float, **options: object) -> list[NonFinite]:

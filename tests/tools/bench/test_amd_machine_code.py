@@ -4,21 +4,12 @@ import pytest
 
 pytest.importorskip("triton", reason="machine code needs triton's compiler")
 
+from test_kernel_count import TEXT
+
 from fxamp.tools.bench.cost.kernels.amdgcn import read_binary
 from fxamp.tools.bench.cost.kernels.instruction import Binary, Unit
 from fxamp.tools.bench.cost.kernels.sections import Section, _looping, by_section, sections
 
-TEXT = """\
-def kernel():
-    first = 1
-    for start in range(0, 64, 32):
-        offsets = start
-        if start + 32 <= left:
-            whole = 1
-        elif start < left:
-            part = 1
-    last = 1
-"""
 #: Blocks in an order of LLVM's: both kinds of block load, and then go on in one code, which has line 0; a jump forwards
 #: and back is no loop.
 LOOP = """\
