@@ -16,8 +16,8 @@ from fxamp.tools.bench.host_syncs import HostReads
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from test_accelerate import reset  # noqa: E402
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from fxamp.errors import DroppedResultError, OptionError  # noqa: E402
@@ -31,12 +31,6 @@ STEPS = 4
 @pytest.fixture(autouse=True)
 def as_the_first_trainer() -> None:
     reset()
-
-
-def reset() -> None:
-    """Accelerate keeps its state for the process."""
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
 
 
 class Classifier(nn.Module):

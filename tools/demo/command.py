@@ -16,9 +16,9 @@ from typing import TextIO
 
 import torch
 
-from fxamp.errors import OptionError
 from fxamp.lowering_names import LOWERINGS
 from fxamp.policy import Policy
+from fxamp.tools.bench.report import require_device
 from fxamp.tools.common import charts
 from fxamp.tools.common.charts import Curve, line_chart, smooth
 from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
@@ -30,7 +30,7 @@ from fxamp.tools.demo.ranks import Ranks, joined
 from fxamp.tools.demo.sizes import REAL, SMALL, TINY
 from fxamp.tools.demo.table import table, verdict
 from fxamp.tools.demo.text import Text, standard_library
-from fxamp.tools.demo.train import TrainingResult, TrainingSettings
+from fxamp.tools.demo.train import TrainingResult, TrainingSettings, stopped
 from fxamp.torch_devices import native_bfloat16
 
 #: By machine: what is trained there, and on how many CPU threads by default; None: as many as torch takes.
@@ -79,16 +79,12 @@ def _demo(arguments: argparse.Namespace) -> None:
         text = standard_library()
         _describe(settings, columns, text, ranks, stream)
         runs: list[TrainingResult] = []
-        with _threads(threads), so_far(lambda: "\n".join(_ended(run) for run in runs)):
+        with _threads(threads), so_far(lambda: "\n".join(stopped(run.label, run.losses) for run in runs)):
             for column in columns:
                 runs.append(run(column, settings, text, ranks, stream))
         if ranks.first:
             put(f"{table(runs)}\n\n{_pictured(arguments.picture, runs)}\n")
             put(verdict(runs, settings.device))
-
-
-def _ended(run: TrainingResult) -> str:
-    return f"{run.label}: {len(run.losses)} steps, loss {run.losses[0]:.3f} to {run.losses[-1]:.3f}"
 
 
 @contextmanager
@@ -127,8 +123,7 @@ def _describe(settings: TrainingSettings, columns: Sequence[Column], text: Text,
 
 def _chosen(arguments: argparse.Namespace) -> tuple[TrainingSettings, int, str]:
     """Return the settings, the CPU threads and the policy, checked before training starts."""
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: this machine has no CUDA device that torch can use; accepted here: cpu")
+    require_device(arguments.device)
     cpu = "CPU" if native_bfloat16("cpu") else "plain CPU"
     settings, threads = _USUAL["GPU" if arguments.device == "cuda" else cpu]
     policy = arguments.policy or _POLICIES[arguments.device]

@@ -90,7 +90,7 @@ def train(
     batches = torch.Generator().manual_seed(settings.seed)
     losses: list[float] = []
     seconds: list[float] = []
-    with bar(label, settings.steps, "step", stream) as shown, so_far(lambda: _stopped(label, losses)):
+    with bar(label, settings.steps, "step", stream) as shown, so_far(lambda: stopped(label, losses)):
         for _ in range(settings.steps):
             start = time.perf_counter()
             inputs = _moved(ranks.share(text.batch(settings.batch, settings.size.length, batches)), settings.device)
@@ -121,7 +121,7 @@ def train(
     )
 
 
-def _stopped(label: str, losses: Sequence[float]) -> str:
+def stopped(label: str, losses: Sequence[float]) -> str:
     """Return what was found before Ctrl-C; "" before the first step."""
     return f"{label}: {len(losses)} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
 

@@ -128,7 +128,8 @@ def _plan(options: argparse.Namespace, rates: Rates) -> Plan:
     from fxamp.tools.bench.models import depth_name
 
     workload, full = _workload(options)
-    ways = [Way(), *map(Way, options.policy or _policies(options.dtype))]
+    usual = [] if options.dtype == "float32" else ["auto", f"cuda-{options.dtype}"]
+    ways = [Way(), *map(Way, options.policy or usual)]
     for way in ways[1:]:
         if way.policy != "auto":
             Policy.load(way.policy)
@@ -213,10 +214,6 @@ def _workload(options: argparse.Namespace) -> tuple[Workload, int]:
         )
     file = existing(options.file, "a Python file with model and inputs")
     return Workload(str(Path(file).resolve()), **common), 0
-
-
-def _policies(dtype: str) -> list[str]:
-    return [] if dtype == "float32" else ["auto", f"cuda-{dtype}"]
 
 
 def _title(workload: Workload) -> str:

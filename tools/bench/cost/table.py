@@ -1,7 +1,7 @@
 """Counts as tables, for a terminal or as Markdown."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +48,16 @@ def every(cases: Sequence[tuple[str, str, str, Sequence[Row]]], rates: Rates, ma
             f"`{model}`" if markdown else model,
             dtype,
             leaves,
-            _side_by_side(f"{row.bytes / _GB:.2f}" for row in rows),
-            _side_by_side(f"{row.triton + row.library + row.outside:.0f}" for row in rows),
-            _side_by_side(f"{row.kept / _MB:.0f}" for row in rows),
-            _side_by_side(f"{row.peak / _MB:.0f}" for row in rows),
-            _side_by_side(f"{row.milliseconds(rates):.2f}" for row in rows),
+            " / ".join(f"{row.bytes / _GB:.2f}" for row in rows),
+            " / ".join(f"{row.triton + row.library + row.outside:.0f}" for row in rows),
+            " / ".join(f"{row.kept / _MB:.0f}" for row in rows),
+            " / ".join(f"{row.peak / _MB:.0f}" for row in rows),
+            " / ".join(f"{row.milliseconds(rates):.2f}" for row in rows),
         )
         for model, dtype, leaves, rows in cases
     ]
     labels = list(dict.fromkeys(" / ".join(row.label for row in rows) for _, _, _, rows in cases))
     return "\n\n".join([drawn(cells, headers, markdown), *[f"In each cell: {label}." for label in labels]])
-
-
-def _side_by_side(cells: Iterable[str]) -> str:
-    return " / ".join(cells)
 
 
 def heaviest(count: Count, most: int, markdown: bool) -> str:
