@@ -9,90 +9,24 @@ UNPROMOTED_POINTWISE = frozenset(
     f"aten::{name}" for name in ("complex", "heaviside", "isclose", "lerp", "polar", "prelu", "_prelu_kernel")
 )
 
+_PROMOTES = """
+    _to_copy addr as_strided_scatter atleast_1d atleast_2d atleast_3d binary_cross_entropy_with_logits block_diag
+    broadcast_tensors bucketize cat column_stack concat concatenate copy cosine_embedding_loss cosine_similarity cov
+    cumulative_trapezoid diagonal_scatter dist dstack equal expand_as float_power gaussian_nll_loss hinge_embedding_loss
+    hstack huber_loss index_fill isin kl_div kron l1_loss margin_ranking_loss masked_fill max min mse_loss normal outer
+    pairwise_distance poisson_nll_loss reshape_as resize_as rms_norm searchsorted select_scatter slice_scatter
+    smooth_l1_loss soft_margin_loss stack to trapezoid trapz triplet_margin_loss type_as view_as vstack where
+"""
 #: Ops, not tagged pointwise, that promote their inputs themselves, convert to the dtype they write, or treat each of a
 #: list of tensors by itself.
-PROMOTES = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_to_copy",
-        "addr",
-        "as_strided_scatter",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "binary_cross_entropy_with_logits",
-        "block_diag",
-        "broadcast_tensors",
-        "bucketize",
-        "cat",
-        "column_stack",
-        "concat",
-        "concatenate",
-        "copy",
-        "cosine_embedding_loss",
-        "cosine_similarity",
-        "cov",
-        "cumulative_trapezoid",
-        "diagonal_scatter",
-        "dist",
-        "dstack",
-        "equal",
-        "expand_as",
-        "float_power",
-        "gaussian_nll_loss",
-        "hinge_embedding_loss",
-        "hstack",
-        "huber_loss",
-        "index_fill",
-        "isin",
-        "kl_div",
-        "kron",
-        "l1_loss",
-        "margin_ranking_loss",
-        "masked_fill",
-        "max",
-        "min",
-        "mse_loss",
-        "normal",
-        "outer",
-        "pairwise_distance",
-        "poisson_nll_loss",
-        "reshape_as",
-        "resize_as",
-        "rms_norm",
-        "searchsorted",
-        "select_scatter",
-        "slice_scatter",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "stack",
-        "to",
-        "trapezoid",
-        "trapz",
-        "triplet_margin_loss",
-        "type_as",
-        "view_as",
-        "vstack",
-        "where",
-    )
-)
+PROMOTES = frozenset(f"aten::{name}" for name in _PROMOTES.split())
 
+_NORMS = """
+    _batch_norm_with_update _native_batch_norm_legit batch_norm cudnn_batch_norm group_norm instance_norm layer_norm
+    native_batch_norm native_group_norm native_layer_norm
+"""
 #: Norms that take a 16-bit input with float32 parameters and statistics (not the other way round).
-TAKES_FLOAT32_PARAMETERS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_batch_norm_with_update",
-        "_native_batch_norm_legit",
-        "batch_norm",
-        "cudnn_batch_norm",
-        "group_norm",
-        "instance_norm",
-        "layer_norm",
-        "native_batch_norm",
-        "native_group_norm",
-        "native_layer_norm",
-    )
-)
+TAKES_FLOAT32_PARAMETERS = frozenset(f"aten::{name}" for name in _NORMS.split())
 
 #: Ops whose fake kernels accept no floating dtype but bfloat16.
 TAKES_BFLOAT16 = frozenset({"aten::_grouped_mm"})
