@@ -75,12 +75,19 @@ PROGRAMS = (
 @each_once("program, lowering", PROGRAMS, ["eager", "aot_eager"])
 def test_each_result_has_autocasts_gradients(program: Callable[..., Results], lowering: str) -> None:
     """None and zeros are the same here: a compiled graph has zeros for what a result does not depend on."""
+    compared(program, lowering)
+
+
+def compared(program: Callable[..., Results], lowering: str) -> list[tuple[Tensor, Tensor]]:
+    """Each result, ours and eager autocast's, whose gradients are the same."""
     x, w = leaf(6, 8), leaf(4, 8)
     with torch.autocast("cpu", torch.bfloat16):
         expected = program(x, w)
-    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
+    pairs = list(zip(compile_with(program, lowering)(x, w), expected, strict=True))
+    for ours, theirs in pairs:
         for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
             assert torch.equal(one, other)
+    return pairs
 
 
 def _gradients(result: Tensor, *leaves: Tensor) -> list[Tensor]:
@@ -125,13 +132,7 @@ def test_a_result_of_a_function_may_change_its_shape_in_place(
         first, second = Tripled.apply(x)  # type: ignore[no-untyped-call]
         return F.linear(first, w), F.linear(change(second), w[:, :6])
 
-    x, w = leaf(6, 8), leaf(4, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = program(x, w)
-    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
-        assert torch.equal(ours, theirs.float())
-        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
-            assert torch.equal(one, other)
+    assert all(torch.equal(ours, theirs.float()) for ours, theirs in compared(program, lowering))
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
@@ -144,13 +145,8 @@ def test_a_result_that_changes_its_shape_has_the_dtype_of_the_region_that_it_com
         h = checkpoint(body, x, use_reentrant=False).t_()
         return h, torch.ones_like(h).sin()
 
-    x, w = leaf(6, 8), leaf(4, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = program(x, w)
-    for ours, theirs in zip(compile_with(program, lowering)(x, w), expected, strict=True):
+    for ours, theirs in compared(program, lowering):
         assert ours.dtype is theirs.dtype is torch.bfloat16 and torch.equal(ours, theirs)
-        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
-            assert torch.equal(one, other)
 
 
 def test_a_checkpoint_whose_sizes_depend_on_values_may_return_what_a_conversion_returns_too() -> None:

@@ -13,16 +13,16 @@ import fxamp
 from fxamp.capture.autocast_state import autocast_depth
 
 
+def product_in_float32(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return x @ w
+
+
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_the_backward_of_a_disabled_region_runs_in_float32(lowering: str) -> None:
     """pytorch #153044 and #179804: torch's compiled backward runs these matrix products in bfloat16."""
-
-    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return x @ w
-
     x, w = leaf(16, 16), leaf(16, 16)
-    compiled = compile_with(program, lowering, policy="auto")
+    compiled = compile_with(product_in_float32, lowering, policy="auto")
     with torch.autocast("cpu", torch.bfloat16):
         loss = compiled(x, w).square().sum()
     loss.backward()
@@ -37,12 +37,8 @@ def test_the_backward_of_a_disabled_region_runs_in_float32(lowering: str) -> Non
     ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)],
 )
 def test_a_backward_inside_autocast_is_not_cast_again(lowering: str, forward_inside: bool) -> None:
-    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return x @ w
-
     x, w = leaf(16, 16), leaf(16, 16)
-    compiled = compile_with(program, lowering)
+    compiled = compile_with(product_in_float32, lowering)
     with torch.autocast("cpu", torch.bfloat16, enabled=forward_inside):
         loss = compiled(x, w).square().sum()
     with torch.autocast("cpu", torch.bfloat16):

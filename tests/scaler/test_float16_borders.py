@@ -91,17 +91,17 @@ def test_an_overflow_outside_skips_the_step(which: str) -> None:
         optimizer.zero_grad()
 
 
+def half_product(x: Tensor, w: Tensor) -> Tensor:
+    return (x.half() @ w.half()).half()
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
     """Nothing hooks it: it is right as far as float16's range goes, in graphs with float16 at their borders too."""
-
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        return (x.half() @ w.half()).half()
-
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**4)
-    call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
+    call = torch.compile(half_product, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     gradients = []
-    for function in (call, program):
+    for function in (call, half_product):
         x, w = data().half().requires_grad_(), torch.full((8, 8), 0.5, requires_grad=True)
         inner = x * 1
         function(inner, w).float().sum().backward()
@@ -146,18 +146,14 @@ def test_float32_gradients_on_the_way_are_true() -> None:
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_float16_crosses_the_borders_of_graphs_with_the_scale(lowering: str) -> None:
     """Programs that hand out float16 of their own will, one after the other; a float16 leaf keeps true gradients."""
-
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        return (x.half() @ w.half()).half()
-
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
-    call = torch.compile(program, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
+    call = torch.compile(half_product, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     reference = []
-    for function in (program, call):
+    for function in (half_product, call):
         x, one, two = data().half().requires_grad_(), *(torch.eye(8).requires_grad_() for _ in range(2))
         loss = function(function(x, one) * 1, two).float().sum()
-        (loss * 2.0**-20 if function is program else scaler.scale(loss * 2.0**-30)).backward()
-        if function is program:
+        (loss * 2.0**-20 if function is half_product else scaler.scale(loss * 2.0**-30)).backward()
+        if function is half_product:
             reference = [one.grad * 2.0**-10, two.grad * 2.0**-10]
         else:
             assert torch.equal(one.grad, reference[0]) and torch.equal(two.grad, reference[1]) and one.grad.any()
