@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from support.checks.exhaustive import each_once
+from test_linear_cross_entropy import CLASSES, REDUCTIONS, ROWS, operands
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,8 +13,6 @@ from torch.utils._pytree import tree_leaves
 from fxamp.kernels.linear_cross_entropy import WITH_LOG_SUMS
 from fxamp.kernels.loss_chunks import Gradients
 
-ROWS, WIDTH, CLASSES = 10, 6, 13
-REDUCTIONS = ("none", "mean", "sum")
 TARGET = torch.arange(ROWS) % CLASSES
 
 
@@ -28,12 +27,6 @@ def whole(x: Tensor, w: Tensor, b: Tensor, reduction: str, target: Tensor = TARG
     ignored = -100 if target.is_floating_point() else 5
     loss = F.cross_entropy(logits, target, reduction=reduction, ignore_index=ignored, label_smoothing=0.1)
     return loss, logits.logsumexp(-1)
-
-
-def operands(dtype: torch.dtype) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = (ROWS, WIDTH), (CLASSES, WIDTH), (CLASSES,)
-    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
 #: What a program does with loss and log-sums.
