@@ -20,6 +20,7 @@ SECONDS, SECONDS_EACH = 60.0, 0.05
 BYTES, BYTES_EACH = 4 * 2**30, 10**6
 
 _PERIOD = 0.25  # CPU seconds between two looks
+_RETRY = 2.0  # CPU seconds until the next exception, should a destructor or a callback swallow the first one
 
 
 class TooLarge(ValueError):
@@ -76,7 +77,7 @@ def limited(statements: int, file: str) -> Iterator[None]:
     def look(number: int, frame: FrameType | None) -> None:
         now = resource.getrusage(resource.RUSAGE_SELF)
         if now.ru_utime - start.ru_utime > seconds or (now.ru_maxrss - start.ru_maxrss) * 1024 > most:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_PROF, _RETRY)
             raise _Exhausted
 
     before = signal.signal(signal.SIGPROF, look)

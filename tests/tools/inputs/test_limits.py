@@ -81,3 +81,25 @@ def test_time_and_memory_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             with pytest.raises(ListingError, match=r"graph\.txt: computing the types of its values takes more than"):
                 read(tmp_path, "parts = torch.split(y, 1)", inputs=wide)
     assert signal.getsignal(signal.SIGPROF) == before and signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+class _Swallowing:
+    """Its destructor computes until it is interrupted; Python ignores the exception."""
+
+    def __del__(self) -> None:
+        _compute()
+
+
+def _compute() -> None:
+    while True:
+        sum(range(1000))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_that_a_destructor_swallows_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("SECONDS", -1.0), ("_PERIOD", 0.01), ("_RETRY", 0.05)):
+        monkeypatch.setattr(limits, name, value)
+    with pytest.raises(ListingError, match=r"takes more than"), limits.limited(1, "graph.txt"):
+        one = _Swallowing()
+        del one
+        _compute()
