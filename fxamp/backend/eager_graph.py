@@ -9,7 +9,7 @@ from fxamp.graph import all_nodes
 from fxamp.graph.higher_order_ops import inner_graphs
 
 
-def run_eagerly(gm: GraphModule) -> None:
+def prepare_eager_graph(gm: GraphModule) -> None:
     """Change ``gm``, so that it gives the gradients of an eager program; nothing analyses the graph after this."""
     for node in all_nodes(gm):
         if inner_graphs(node):

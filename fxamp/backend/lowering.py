@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fxamp.backend.eager_graph import run_eagerly
+from fxamp.backend.eager_graph import prepare_eager_graph
 from fxamp.backend.participants import Participants
 from fxamp.capture.autocast_state import autocast_state, regions_closed
 from fxamp.errors import MachineError
@@ -32,7 +32,7 @@ def lower_graph(gm: GraphModule, inputs: Sequence[Any], participants: Participan
             lowered = lower_by_inductor(gm, inputs, participants)
     run = participants.run(traced(lowered), gm)  # Dynamo calls the result untraced
     if lowering == "eager":
-        run_eagerly(gm)
+        prepare_eager_graph(gm)
     return run
 
 

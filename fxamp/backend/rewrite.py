@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from fxamp.argument_names import named_arguments
 from fxamp.backend.auto_products import products
 from fxamp.backend.callers_state import follow_grad_mode, keep_callers_state
-from fxamp.backend.eager_graph import run_eagerly
+from fxamp.backend.eager_graph import prepare_eager_graph
 from fxamp.backend.options import Options, parse_options
 from fxamp.backend.policy_choice import choose_policy
 from fxamp.capture import Captured, capture, is_verbatim
@@ -56,7 +56,7 @@ def rewrite(
     with torch.inference_mode(False), torch.enable_grad():  # so that the graph names each change of the grad mode
         traced, module = _cast(source, example_inputs, options)
     follow_grad_mode(module)
-    run_eagerly(module)
+    prepare_eager_graph(module)
     rewritten = traced.bind(module)
     keep_callers_state(rewritten)
     return rewritten

@@ -36,7 +36,7 @@ class BackwardScaler(Protocol):
     """The part of a scaler that backwards use."""
 
     graph_norm: bool
-    asked: bool
+    used: bool
 
     @property
     def graphs(self) -> Flags: ...
@@ -46,8 +46,8 @@ class BackwardScaler(Protocol):
     def graph_scale(self, device: torch.device) -> Tensor:
         """Return the scale, 0-dim float32 on ``device``."""
 
-    def note_unasked(self, flags: Tensor) -> None:
-        """Note whether a backward overflowed; for a scaler that is not ``asked``: nothing has called it yet."""
+    def note_unused(self, flags: Tensor) -> None:
+        """Note whether a backward overflowed; for a scaler that is not ``used``: nothing has called it yet."""
 
 
 def times(value: Tensor, factor: Tensor) -> Tensor:

@@ -172,8 +172,8 @@ def _wrap(
         results = list(compiled(args))
         square = results.pop() if norm else None
         flags = results.pop()
-        if not scaler.asked:
-            scaler.note_unasked(flags)
+        if not scaler.used:
+            scaler.note_unused(flags)
         if crosses:
             narrow.leave(results, scale, scaled_outside)
         if len(covered) < len(flagged):

@@ -116,8 +116,8 @@ class _Enter(torch.autograd.Function):
             # Of a DTensor only this rank's part: the ranks agree at the step.
             parts = [part._values() if part.is_sparse else part for part in inner_tensors(true)]
             flags = torch.stack([torch.isfinite(part).all().logical_not() for part in parts])
-        if not ctx.scaler.asked:
-            ctx.scaler.note_unasked(flags)
+        if not ctx.scaler.used:
+            ctx.scaler.note_unused(flags)
         owner = None if ctx.owner is None else ref(ctx.owner)
         ctx.scaler.graphs.record(lambda: [owner] * len(parts), flags, parts)
         return true, None, None, None

@@ -41,7 +41,7 @@ _CPU = torch.device("cpu")
 #: Scalers to which graphs were attached; weak references.
 _attached: "weakref.WeakSet[GradScaler]" = weakref.WeakSet()
 
-_UNASKED = (
+_UNUSED = (
     "a backward of a graph overflowed, and the program has not called the scaler in its options: the scale backs off "
     "only in that scaler's update(), so steps may be skipped forever; accepted: scale, step and update of the scaler "
     "in the options, not of another one such as torch.amp.GradScaler"
@@ -122,7 +122,7 @@ class GradScaler(torch.amp.GradScaler):
         self._skip_settings = SkipSettings(skip, step_lowering)
         self._ranks = ranks
         self.graphs = GraphFlags()
-        self.asked, self._unasked = False, Outcomes()
+        self.used, self._unused = False, Outcomes()
         self._outcomes = Outcomes()
         self._ledger = OverflowLedger()
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)
@@ -158,7 +158,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return outputs
-        self.asked = True
+        self.used = True
         scaled: T = map_tensors(outputs, self._scale_one)
         return scaled
 
@@ -389,11 +389,11 @@ class GradScaler(torch.amp.GradScaler):
         assert self._scale is not None
         return moved(self._scale, device)
 
-    def note_unasked(self, flags: Tensor) -> None:
+    def note_unused(self, flags: Tensor) -> None:
         """Warn once if a backward has overflowed and nothing has called this scaler yet; waits for no device."""
-        self._unasked.record(flags.any(), flags.device)
-        if False in self._unasked.poll():
-            warn_once(__name__, _UNASKED)
+        self._unused.record(flags.any(), flags.device)
+        if False in self._unused.poll():
+            warn_once(__name__, _UNUSED)
 
     # ---- inside ----
 
@@ -410,7 +410,7 @@ class GradScaler(torch.amp.GradScaler):
     def _record(self, optimizer: torch.optim.Optimizer, call: str) -> OptimizerRecord:
         """Return the optimizer's record, if ``call`` may come now; see :meth:`OptimizerRecord.require`."""
         self._check_scale_growth_tracker(call)
-        self.asked = True
+        self.used = True
         record = self._per_optimizer_states[id(optimizer)]
         record.require(call)
         return record
@@ -503,7 +503,7 @@ class GradScaler(torch.amp.GradScaler):
         state = super().__getstate__()
         if self._enabled:
             state["_init_scale"] = self.loss_scale
-        for part in ("graphs", "asked", "_unasked", "_outcomes", "_ledger"):
+        for part in ("graphs", "used", "_unused", "_outcomes", "_ledger"):
             del state[part]
         # Pickles hold settings and numbers, not parts.
         return state | {"_skips": self.skipped_steps, "_scaled_losses": self.graphs.scaled_losses}
@@ -512,7 +512,7 @@ class GradScaler(torch.amp.GradScaler):
         numbers = {"_skips", "_scaled_losses"}
         super().__setstate__({name: value for name, value in state.items() if name not in numbers})
         self.graphs = GraphFlags(state["_scaled_losses"])
-        self.asked, self._unasked = False, Outcomes()
+        self.used, self._unused = False, Outcomes()
         self._outcomes = Outcomes(state["_skips"])
         self._ledger = OverflowLedger()
 
