@@ -95,13 +95,21 @@ def module_classes(node: Node) -> tuple[str, ...]:
     return tuple(f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind for kind in kinds)
 
 
+_ROOTS = ("self", "module", "mod", "fn")
+"""The names by which Dynamo knows the compiled root; they are no part of a path."""
+
+
 @lru_cache(maxsize=4096)
 def _clean(path: str) -> str:
-    """Return ``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``."""
+    """Return ``"L['self'].layers.0.mlp"`` (or with ``_modules['mlp']`` parts) as ``"layers.0.mlp"``.
+
+    Dynamo begins paths with the scope of the root's name, local (``L``) or global (``G``); export does not.
+    """
+    scoped = path.startswith(("L[", "G["))
     for quote in ("'", '"'):
         path = path.replace(f"._modules[{quote}", ".").replace(f"[{quote}", ".").replace(f"{quote}]", "")
     parts = [part.strip("[]()'\"") for part in path.replace("[", ".").replace("]", "").split(".")]
-    parts = [part for part in parts if part and part not in ("L", "G", "_modules", "fn")]
-    if parts and parts[0] in ("self", "module", "mod"):
-        parts = parts[1:]
+    parts = [part for part in parts if part and part != "_modules"]
+    if scoped:
+        parts = parts[2 if parts[1] in _ROOTS else 1 :]
     return ".".join(parts)
