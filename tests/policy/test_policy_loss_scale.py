@@ -69,6 +69,11 @@ def test_the_settings_count_in_equality(changed: dict[str, Any] | None) -> None:
     assert other != mine and other.digest != mine.digest
 
 
+def test_whole_numbers_are_floats() -> None:
+    whole, floats = (Policy.loads(f'extends = ["cpu-float16"]\n[loss_scale]\ninit_scale = {n}\n') for n in ("8", "8.0"))
+    assert whole == floats and whole.digest == floats.digest and hash(whole) == hash(floats)
+
+
 def test_bounds_are_checked_over_all_files(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(TEXT)
     (tmp_path / "b.toml").write_text('extends = ["a.toml"]\n[loss_scale]\n\nmax_scale = 512.0\n')

@@ -1,6 +1,7 @@
 """Policies as values: equality, digests, which rule decides, what resolves where."""
 
 import dataclasses
+import itertools
 import pickle
 import subprocess
 import sys
@@ -8,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from fxamp.errors import PolicyError
 from fxamp.policy import Category, LossScale, Origin, Policy, Rule, Ruling, built_in_names
 from fxamp.policy.model.comparisons import holds
+
+VALUES: list[Any] = [1, True, 1.0, 0, False, 0.0, -0.0, [1], [True], "1"]
 
 
 def rule(name: str, *ops: str, cast: Category = Category.FP32, **more: Any) -> Rule:
@@ -89,6 +94,34 @@ def test_what_decides_counts(changed: Policy) -> None:
     before = policy(rule("a", "exp"))
     assert changed != before and changed.digest != before.digest
     assert changed == dataclasses.replace(changed, name="other", sources=("x.toml",))
+
+
+def test_values_of_two_types_are_two_conditions() -> None:
+    for one, other in itertools.product(VALUES, repeat=2):
+        first, second = (policy(rule("a", "sum.dim_IntList", args={"keepdim": value})) for value in (one, other))
+        assert (first == second) is (one is other), (one, other)
+        assert (first.digest == second.digest) is (hash(first) == hash(second)) is (one is other), (one, other)
+
+
+def test_a_program_runs_the_code_of_its_own_policy_where_one_and_true_differ() -> None:
+    torch._dynamo.reset()
+    x = torch.randn(4, 64)
+
+    def summed(keepdim: str) -> Tensor:
+        text = f'ops = ["sum.dim_IntList"]\nargs = {{ keepdim = {keepdim} }}'
+        text = f'extends = ["cpu-bfloat16"]\n[[rule]]\nid = "a"\ncast = "lower_precision_fp"\n{text}'
+        options: Any = {"policy": Policy.loads(text), "lowering": "eager"}
+        result: Tensor = torch.compile(total, backend="fxamp", options=options)(x)
+        return result
+
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = {"1": total(x), "true": total(x.bfloat16()).float()}
+    for keepdim, value in expected.items():
+        assert torch.equal(summed(keepdim), value), keepdim
+
+
+def total(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True)
 
 
 def test_the_last_rule_wins_however_it_names_the_op() -> None:

@@ -31,13 +31,22 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class ArgCondition:
-    """A condition on one argument; fields that are None or empty are not checked. Create it with :meth:`of`."""
+    """A condition on one argument; fields that are None or empty are not checked. Create it with :meth:`of`.
+
+    True, 1 and 1.0 are different values: conditions with them are not equal.
+    """
 
     value: Plain | tuple[Plain, ...] | None = None
     dtype: tuple[str, ...] = ()
     rank: str = ""
     size: str = ""
     shape: tuple[str, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArgCondition) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     @staticmethod
     def of(condition: object) -> "ArgCondition":

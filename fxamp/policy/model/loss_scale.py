@@ -13,7 +13,7 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True)
 class LossScale:
-    """The ``[loss_scale]`` table, with the fields and defaults of :class:`fxamp.GradScaler`.
+    """The ``[loss_scale]`` table, with the fields and defaults of :class:`fxamp.GradScaler`; 1024 becomes 1024.0.
 
     Raises PolicyError, naming every mistake, for values that a scaler does not accept.
     """
@@ -30,6 +30,9 @@ class LossScale:
         problems = mistakes(asdict(self))
         if problems:
             raise PolicyError("\n".join(f"loss_scale: {message}" for _, message in problems))
+        for key in _ACCEPTED.keys() - {"growth_interval"}:
+            if (value := getattr(self, key)) is not None:
+                object.__setattr__(self, key, float(value))
 
     def content(self) -> dict[str, float | int | bool]:
         """Return all values that are set, under the keys of the table."""
