@@ -153,7 +153,7 @@ class LossChunk:
             counts = counted_rows(self.target, form).unsqueeze(1)
             every = torch.arange(classes, device=self.target.device)
             index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for a target that is no class
-            shares = torch.where(every.eq(index.unsqueeze(1)) & counts, 1.0, 0.0)
+            shares = (every.eq(index.unsqueeze(1)) & counts).float()
         if form.label_smoothing:
             uniform = form.label_smoothing / classes
             shares = shares * (1 - form.label_smoothing) + uniform

@@ -32,7 +32,7 @@ class Loss:
     def target(self) -> Tensor:
         generator = torch.Generator().manual_seed(1)
         if self.probabilities:
-            return torch.rand(ROWS, CLASSES, generator=generator).softmax(-1)
+            return torch.rand(ROWS, CLASSES, generator=generator, dtype=torch.float32).softmax(-1)
         target = torch.randint(0, CLASSES, (ROWS,), generator=generator)
         target[3] = 5  # what both ignore
         return target
@@ -87,6 +87,20 @@ def test_every_form_is_that_of_torch(form: Loss, compiled: bool) -> None:
     chunked = outcome(lambda *tensors: form.chunked(*tensors, compiled), operands())
     for ours, exact in zip(chunked, outcome(form.whole, operands(torch.float64)), strict=True):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[9], FORMS[17], FORMS[25], FORMS[30]])
+def test_the_default_dtype_changes_nothing(form: Loss, default: torch.dtype) -> None:
+    tensors = operands(), operands()
+    expected = outcome(form.chunked, tensors[0])
+    torch.set_default_dtype(default)
+    try:
+        results = outcome(form.chunked, tensors[1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for ours, exact in zip(results, expected, strict=True):
+        assert ours.dtype is exact.dtype and torch.equal(ours, exact)
 
 
 def errors(gradients: Gradients, dtype: torch.dtype, repeats: int, scale: float) -> list[list[float]]:
