@@ -51,7 +51,8 @@ def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> Non
         true = true * work.inv_scale.reshape(())
         work.targets[position].copy_(true)
     if work.squared_norm is not None:
-        work.squared_norm.add_(true.square().sum(dtype=widest_float(source.device)))
+        magnitudes = true.abs() if true.is_complex() else true
+        work.squared_norm.add_(magnitudes.square().sum(dtype=widest_float(source.device)))
 
 
 def update_scale(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:

@@ -99,3 +99,10 @@ def test_work_adds_to_the_norm() -> None:
     gradients = [torch.ones(3), torch.ones(2, dtype=torch.float16), torch.ones(4)[::2]]
     perform(UnscaleRequest(gradients, gradients, torch.tensor(2.0), squared_norm=norm), keep=False)
     assert norm.item() == 5.0 + 4.0 * 7
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_of_complex_gradients(dtype: torch.dtype) -> None:
+    norm = torch.zeros(())
+    check_([torch.tensor([3 + 4j, 1j], dtype=dtype), torch.ones(2)], torch.zeros(()), squared_norm=norm)
+    assert norm.item() == 28.0
