@@ -43,7 +43,7 @@ def _unscale(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor)
     copied = [(target, source) for target, source in zip(targets, work.sources, strict=True) if target is not source]
     if copied:
         torch._foreach_copy_([target for target, _ in copied], [source for _, source in copied])
-    flag = torch.zeros(1, device="cpu")
+    flag = torch.zeros(1, dtype=torch.float32, device="cpu")
     torch._amp_foreach_non_finite_check_and_unscale_(list(targets), flag, inv_scale)
     if flag.numpy()[0]:
         _report(work, _not_finite(targets))

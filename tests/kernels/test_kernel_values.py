@@ -24,6 +24,20 @@ def test_in_place_equals_torchs_op(seed: int) -> None:
     assert all(map(same_bits, gradients, reference.true))
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_nothing(default: torch.dtype) -> None:
+    gradients = random_gradients(0, DTYPES)
+    inv_scale, found_inf = inverse(SCALES[0]), torch.zeros(())
+    reference = expected(gradients, inv_scale)
+    torch.set_default_dtype(default)
+    try:
+        check_unscale_(gradients, inv_scale, found_inf)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found_inf.item() == reference.found_inf
+    assert all(map(same_bits, gradients, reference.true))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
