@@ -12,7 +12,8 @@ one chunk are freed before those of the next are computed, in the forward and in
    chunks one buffer.
 3. ``Gradients.IN_FORWARD``: the forward computes the gradients of the sum of all losses, which do not shrink as the
    batch grows, and the backward multiplies them by the gradient of the loss in float32. So float16 needs no loss scale
-   in the forward. This takes no more products than without chunks, and saves one gradient for each operand.
+   in the forward; a power of two fits small probabilities, and class weights of any size, into its range. This takes no
+   more products than without chunks, and saves one gradient for each operand.
 4. ``Gradients.IN_BACKWARD``: the backward recomputes the logits of each chunk. This takes one more product, and saves
    only the operands. ``reduction="none"`` needs it, because each row has its own incoming gradient.
 5. Each chunk depends on the sums of the previous one, so that a compiler cannot interleave them and hold the logits of
@@ -185,7 +186,8 @@ class _Losses(torch.autograd.Function):
         early = form.gradients is Gradients.IN_FORWARD and any(ctx.needs_input_grad[:3])
         losses, log_sums = [], []
         with kept_exactly() if early else computed_again():
-            sums = GradientSums(head, ctx.needs_input_grad) if early else None
+            factor = head.gradient_factor() if early else None
+            sums = GradientSums(head, ctx.needs_input_grad, factor) if early else None
             earlier: list[Tensor] = []
             for rows, classes in chunks_of(input, target, form):
                 chunk = LossChunk.of(head, rows, classes, earlier)
@@ -193,7 +195,7 @@ class _Losses(torch.autograd.Function):
                 log_sums.append(chunk.log_sums.squeeze(1))
                 earlier = losses[-1:] if sums is None else sums.add(chunk, chunk.gradients(losses[-1]))
             operands = [input, weight, bias, target, class_weight]
-            saved = operands if sums is None else [*sums.gradients(), counted_rows(target, form).any()]
+            saved = operands if sums is None else [*sums.gradients(), counted_rows(target, form).any(), factor]
         ctx.save_for_backward(*saved)
         of_rows = torch.cat(log_sums)
         if early:
@@ -214,9 +216,9 @@ class _Losses(torch.autograd.Function):
                 "a policy without chunks for this loss"
             )
         if form.gradients is Gradients.IN_FORWARD:
-            *results, counts = ctx.saved_tensors
+            *results, counts, factor = ctx.saved_tensors
             assert gradient is not None, "the log-sums have no gradient"
-            scale = gradient.where(counts, 0.0)
+            scale = (gradient if factor is None else gradient / factor).where(counts, 0.0)
             results = [None if t is None else t.float() * scale for t in results]
         else:
             results = _computed_again(ctx, gradient, of_log_sums)

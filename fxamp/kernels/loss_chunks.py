@@ -71,6 +71,20 @@ class LossHead:
         weight = weight.to(form.dtype) if form.recipe is None else weight
         return LossHead(weight, lower, None if class_weight is None else class_weight.float(), form)
 
+    def gradient_factor(self) -> Tensor | None:
+        """A power of two, 0-dim float32, that brings gradients of the logits into float16's range; None elsewhere.
+
+        They are at most the largest class weight, so the products with ``weight``, in float16, stay below 2**15.
+        """
+        if self.form.dtype is not torch.float16 or self.form.recipe is not None:
+            return None
+        bound = torch.linalg.vector_norm(self.weight, torch.inf).float().clamp(min=1.0)
+        if self.class_weight is not None:
+            bound = bound * torch.linalg.vector_norm(self.class_weight, torch.inf)
+        bits = (2.0**14 / bound.clamp(2.0**-100, 2.0**100)).view(torch.int32)
+        power: Tensor = (bits & 0x7F800000).view(torch.float32)  # the exponent alone
+        return power
+
     def logits(self, rows: Tensor) -> Tensor:
         """``[n, C]`` in the products' dtype."""
         if self.form.recipe is None:
@@ -163,18 +177,23 @@ class LossChunk:
 
 
 class GradientSums:
-    """Sums the gradients of a head's operands over the chunks; ``needed``: which of the op's arguments need one."""
+    """Sums the gradients of a head's operands over the chunks; ``needed``: which of the op's arguments need one.
 
-    def __init__(self, head: LossHead, needed: tuple[bool, ...]) -> None:
+    All sums are those of gradients times ``factor``.
+    """
+
+    def __init__(self, head: LossHead, needed: tuple[bool, ...], factor: Tensor | None = None) -> None:
         self._head = head
         self._needed = needed
+        self._factor = factor
         self._rows: list[Tensor] = []
         self._weight: Tensor | None = None
         self._bias: Tensor | None = None
 
     def add(self, chunk: LossChunk, of_logits: Tensor) -> list[Tensor]:
         """Add those of one chunk, from its logits' float32 gradients, ``[n, C]``; return what reads it last."""
-        gradients = of_logits.to(self._head.form.dtype)
+        scaled = of_logits if self._factor is None else of_logits * self._factor
+        gradients = scaled.to(self._head.form.dtype)
         of_input, of_weight, of_bias = self._needed[:3]
         if of_input:
             self._rows.append(self._head.input_gradient(gradients))

@@ -152,6 +152,55 @@ def test_gradients_that_the_forward_makes_need_no_loss_scale() -> None:
     assert rows <= ROUNDING * of_rows and weight < 0.5 * of_weight
 
 
+def row_errors(loss: str, weight: Tensor, class_weight: Tensor | None) -> list[Tensor]:
+    """Of the gradients of rows and weight under a loss scale, relative to each row's norm in float64."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.arange(32) * 2 % 16
+    x = torch.randn(32, weight.shape[1], generator=generator).half()
+    x[:, -1] = 6.0
+    results = []
+    for computing in (torch.float64, torch.float16):
+        rows, head = (tensor.half().to(computing).requires_grad_() for tensor in (x, weight))
+        shares = None if class_weight is None else class_weight.to(torch.promote_types(computing, torch.float32))
+        if computing is torch.float64 or loss == "autocast":
+            logits = F.linear(rows, head)
+            total = F.cross_entropy(logits if computing is torch.float64 else logits.float(), target, shares)
+        else:
+            total = CHUNKED(rows, head, None, target, shares, 1, -100, 0.0, torch.float16, 4, loss)
+        (total * 2.0**13).backward()
+        assert rows.grad is not None and head.grad is not None
+        results.append([rows.grad.double(), head.grad.double()])
+    return [
+        (ours - exact).norm(dim=1) / exact.norm(dim=1).clamp(min=1e-30) for exact, ours in zip(*results, strict=True)
+    ]
+
+
+def head_of(size: float, last: float) -> Tensor:
+    """``[64, 17]``: classes from 16 on have logits ``6 * last`` lower."""
+    weight = torch.randn(64, 17, generator=torch.Generator().manual_seed(1)) * size
+    weight[:, -1] = 0.0
+    weight[16:, -1] = -last
+    return weight
+
+
+FLOAT16 = {
+    "plain": (head_of(0.5, 0.0), None),
+    "unlikely classes": (head_of(0.5, 3.0), None),
+    "rare classes": (head_of(0.5, 0.0), 1 / torch.logspace(4, 5, 64)),
+    "tiny class weights": (head_of(0.5, 0.0), torch.linspace(1e-9, 2e-9, 64)),
+    "large class weights": (head_of(0.5, 0.0), torch.linspace(5e4, 1e5, 64)),
+    "large logits": (head_of(1000.0, 0.0), None),
+}
+
+
+@pytest.mark.parametrize("gradients", Gradients)
+@pytest.mark.parametrize("case", FLOAT16)
+def test_gradients_fit_the_range_of_float16(case: str, gradients: Gradients) -> None:
+    both = row_errors(str(gradients), *FLOAT16[case]), row_errors("autocast", *FLOAT16[case])
+    for ours, autocast in zip(*both, strict=True):
+        assert ours.mean() <= ROUNDING * autocast.mean() + 1e-6
+
+
 class Largest(TorchDispatchMode):
     """The largest number of elements that any op returns."""
 
