@@ -4,6 +4,9 @@
 2. ``copy(kept, new)``, the functional form of ``copy_``, becomes ``new`` if both have the same dtype, shape and
    strides.
 
+A copy of an input stays if the step writes to that input, and writes the copy to another one, in whatever order: the
+step would read the new value.
+
 Traces of optimizers contain many of both. Inductor would create a buffer for each copy of an input that the step writes
 to at the end, and try to fuse it with other kernels, which would take most of the compile time of a step.
 """
@@ -15,12 +18,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
+from fxamp.graph.aliases import aliased_inputs, memory_readers
 from fxamp.passes.base import Context, Pass, Result
 
 aten = torch.ops.aten
 
 #: Ops that copy, and the position of the argument that they copy.
-_COPIED: dict[Any, int] = {aten.clone.default: 0, aten.copy.default: 1}
+COPIES: dict[Any, int] = {aten.clone.default: 0, aten.copy.default: 1}
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,22 @@ class DropCopies(Pass[Context]):
 
 
 def _copied(node: Node) -> Node | None:
-    """Return the value that the node copies; None if it copies none."""
-    if node.target not in _COPIED:
+    """Return the value that the node copies; None if it copies none, or if the copy must stay."""
+    if node.target not in COPIES:
         return None
-    source = node.args[_COPIED[node.target]]
+    source = node.args[COPIES[node.target]]
     if not isinstance(source, Node):
         return None
     value, original = tensor_value(node), tensor_value(source)
     if value is None or original is None:
         return None
     same = (value.dtype, value.shape, value.stride()) == (original.dtype, original.shape, original.stride())
-    return source if same else None
+    return source if same and not _keeps_old_value(node, source) else None
+
+
+def _keeps_old_value(node: Node, source: Node) -> bool:
+    """Whether the step writes to the input that ``source`` is or views, and writes its copy ``node`` to another one."""
+    while sources := aliased_inputs(source):
+        source = sources[0]
+    targets = {user.args[0] for user in memory_readers(node) if user.target is aten.copy_.default} - {source}
+    return bool(targets) and any(user.target is aten.copy_.default and user.args[0] is source for user in source.users)

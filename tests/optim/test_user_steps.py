@@ -1,6 +1,7 @@
 """Optimizers that users write: what a compiled step must not take for an op on single elements, and what it reads."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.kernels import Implementation, forced
 
 UPDATES: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros_like.normal_": lambda p: torch.zeros_like(p).normal_(),
@@ -124,3 +126,80 @@ def test_a_state_is_unsigned_only_if_its_bounds_say_so(least: float | None, most
         parameter.grad = torch.full_like(parameter, gradient)
         optimizer.step()
     assert optimizer.state[parameter]["mean"].form == form
+
+
+State = dict[str, Any]
+Body = Callable[[nn.Parameter, State, float], None]
+
+LOWERINGS = ("aot_eager", "inductor", "interpreter")
+"""How a step runs: op by op, by Inductor, or as a generated kernel."""
+
+
+class Written(torch.optim.Optimizer):
+    """Its step calls ``body`` with each parameter, the parameter's state and the learning rate."""
+
+    def __init__(self, parameters: Any, body: Body, state: Callable[[nn.Parameter], State]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.body = body
+        for parameter in parameters:
+            self.state[parameter].update(state(parameter))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.body(parameter, self.state[parameter], group["lr"])
+
+
+def stepped(body: Body, state: Callable[[nn.Parameter], State], lowering: str, dtype: torch.dtype) -> list[Tensor]:
+    """Return two parameters and their state after four steps."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in ((5,), (3, 2))]
+    optimizer = Written(parameters, body, state)
+    if lowering != "eager":
+        fxamp.compile_optimizer(optimizer, lowering="aot_eager" if lowering == "aot_eager" else "inductor")
+    with forced(Implementation.INTERPRETER) if lowering == "interpreter" else nullcontext():
+        for _ in range(4):
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+            optimizer.step()
+    state_after = [torch.as_tensor(value) for p in parameters for _, value in sorted(optimizer.state[p].items())]
+    return [*(parameter.detach() for parameter in parameters), *state_after]
+
+
+def heavy_ball(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """It remembers the parameter, after it has changed it."""
+    old = parameter.clone()
+    parameter.add_(0.9 * (parameter - state["first"]) - rate * parameter.grad)
+    state["first"].copy_(old)
+
+
+def viewed(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """It remembers a view of a copy."""
+    old = parameter.clone().view(-1)
+    parameter.sub_(parameter.grad + state["first"], alpha=rate)
+    state["first"] = old.view_as(parameter)
+
+
+def replaced(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """New tensors become the state: one holds the parameter, the other what that one held."""
+    state["first"], state["second"] = parameter.clone(), state["first"]
+    parameter.sub_(parameter.grad + state["second"], alpha=rate)
+
+
+def swapped(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """Two states are written, each with the old value of the other."""
+    first, second = state["first"].clone(), state["second"].clone()
+    state["first"].copy_(second)
+    state["second"].copy_(first)
+    parameter.sub_(parameter.grad + state["first"], alpha=rate)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("body", [heavy_ball, viewed, replaced, swapped], ids=lambda body: body.__name__)
+def test_what_it_remembers_is_the_old_value(body: Body, lowering: str) -> None:
+    def state(parameter: nn.Parameter) -> State:
+        return {"first": torch.zeros_like(parameter), "second": torch.ones_like(parameter)}
+
+    own, compiled = (stepped(body, state, way, torch.float32) for way in ("eager", lowering))
+    torch.testing.assert_close(compiled, own)

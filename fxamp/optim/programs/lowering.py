@@ -16,6 +16,7 @@ from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.base import Context
 from fxamp.passes.sequences import step
+from fxamp.passes.step.drop_copies import COPIES
 from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.cache_key import keyed, source_digest
@@ -119,6 +120,8 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     patches: dict[str, Any] = {"max_fusion_buffer_group_pairwise_attempts": 8}
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
+    # Its patterns drop copies, also those that hold an input's value from before the step writes to it.
+    patches |= {"pattern_matcher": False} if any(node.target in COPIES for node in gm.graph.nodes) else {}
     with (
         compiling_flag(everywhere=True),
         config.patch(patches),

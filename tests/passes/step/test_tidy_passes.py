@@ -59,6 +59,26 @@ def test_a_tidy_graph_stays_as_it_is(step: Pass) -> None:
     assert Result(record.modified, record.counts) == Result(0) and format_graph(graph.module) == before
 
 
+def remembering(parameter: Tensor, previous: Tensor, rate: Tensor) -> None:
+    """Of each input, a copy that is computed with, and one that is written to another input, one of them as a view."""
+    new = aten.clone.default(parameter) * aten.clone.default(rate)
+    old, first = aten.clone.default(parameter), aten.clone.default(previous)
+    remembered = aten.copy.default(previous, aten.clone.default(old).view(3))
+    parameter.copy_(new)
+    previous.copy_(remembered)
+    rate.copy_(first[0])
+
+
+def test_a_copy_that_holds_an_old_value_stays() -> None:
+    graph, context = captured(remembering)
+    record = golden_pass("passes/drop-copies-of-old-values", graph.module, context, DropCopies(), "copies are left")
+    assert record.modified > 0
+    actual, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
+    graph.module(*actual)
+    remembering(*expected)
+    assert all(map(torch.equal, actual, expected))
+
+
 def transposing(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
     """The copy lets the matrix be viewed as a row."""
     row = aten.clone.default(gradient.view(3, 1).expand(3, 3).t(), memory_format=torch.contiguous_format).view(9)
