@@ -152,9 +152,9 @@ class Written(torch.optim.Optimizer):
 
 
 def stepped(body: Body, state: Callable[[nn.Parameter], State], lowering: str, dtype: torch.dtype) -> list[Tensor]:
-    """Return two parameters and their state after four steps."""
+    """Return three parameters and their state after four steps."""
     generator = torch.Generator().manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in ((5,), (3, 2))]
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in ((5,), (3, 2), ())]
     optimizer = Written(parameters, body, state)
     if lowering != "eager":
         fxamp.compile_optimizer(optimizer, lowering="aot_eager" if lowering == "aot_eager" else "inductor")
@@ -163,7 +163,8 @@ def stepped(body: Body, state: Callable[[nn.Parameter], State], lowering: str, d
             for parameter in parameters:
                 parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
             optimizer.step()
-    state_after = [torch.as_tensor(value) for p in parameters for _, value in sorted(optimizer.state[p].items())]
+    values = [value for p in parameters for _, value in sorted(optimizer.state[p].items())]
+    state_after = [torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for v in values]
     return [*(parameter.detach() for parameter in parameters), *state_after]
 
 
@@ -203,3 +204,20 @@ def test_what_it_remembers_is_the_old_value(body: Body, lowering: str) -> None:
 
     own, compiled = (stepped(body, state, way, torch.float32) for way in ("eager", lowering))
     torch.testing.assert_close(compiled, own)
+
+
+def powers(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """Adam's second moment; the power of its coefficient is a Python float."""
+    state["power"] *= 0.999
+    state["mean"].mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+    parameter.addcdiv_(parameter.grad, (state["mean"] / (1 - state["power"])).sqrt().add_(1e-8), value=-rate)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_python_float_in_the_state_is_a_float64(dtype: torch.dtype, lowering: str) -> None:
+    def state(parameter: nn.Parameter) -> State:
+        return {"mean": torch.zeros_like(parameter), "power": 1.0}
+
+    own, compiled = (stepped(powers, state, way, dtype) for way in ("eager", lowering))
+    torch.testing.assert_close(compiled, own, rtol=1e-12 if dtype is torch.float64 else 1e-6, atol=0, check_dtype=False)

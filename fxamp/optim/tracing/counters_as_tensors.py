@@ -1,8 +1,8 @@
 """Complete an optimizer's state before a compiled step: everything that the step changes becomes a device tensor.
 
-Counters that are Python numbers become 0-dim tensors. Step counters that torch keeps on the CPU move to their
-parameter's device. The optimizer itself creates state entries, in its first step: it decides their initial values
-(SGD's momentum is a copy of the gradient), and a skipped step must not create any.
+Python numbers become 0-dim tensors, of int64 or, as in Python, float64. Step counters that torch keeps on the CPU move
+to their parameter's device. The optimizer itself creates state entries, in its first step: it decides their initial
+values (SGD's momentum is a copy of the gradient), and a skipped step must not create any.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from fxamp.optim.errors import MakesStateError, NotCompilableError
 from fxamp.optim.reading.layout import Layout
 from fxamp.optim.tracing.trace import run_once, run_without_values
 from fxamp.torch_devices import moved
+from fxamp.torch_dtypes import widest_float
 
 ROUNDS = 3
 """The maximum number of runs: usually the first run finds the numbers, and the second finds no others."""
@@ -80,7 +81,7 @@ def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:
         return None
     if isinstance(before, (int, float)) and not isinstance(before, bool):
         device = owner.device if isinstance(owner, Tensor) else torch.device("cpu")
-        dtype = torch.int64 if isinstance(before, int) and isinstance(after, int) else torch.float32
+        dtype = torch.int64 if isinstance(before, int) and isinstance(after, int) else widest_float(device)
         return torch.full((), before, dtype=dtype, device=device)
     raise NotCompilableError(f"its step changes {name!r} of the state, which is a {type(before).__name__}")
 
