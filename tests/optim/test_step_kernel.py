@@ -1,6 +1,7 @@
 """The generated step: its text, its values in Triton's interpreter, its machine code for GPUs that need not be here."""
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -66,6 +67,39 @@ def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     from fxamp.optim.reading.layout import read_layout
 
     return read_layout(optimizer).tensors()
+
+
+class Applied(Counting):
+    """Its step replaces a parameter by what a function computes from it and its gradient."""
+
+    @torch.no_grad()
+    def step(self, closure=None):  # type: ignore[no-untyped-def, override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.copy_(self.param_groups[0]["function"](parameter, parameter.grad))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda a, b: b.sign(), torch.float32),
+        (lambda a, b: b.sgn(), torch.float64),
+        (lambda a, b: torch.lerp(a, b, 0.1), torch.float64),
+        (lambda a, b: torch.lerp(a, b, 0.9), torch.float64),
+    ],
+    ids=["sign", "sgn", "lerp from the start", "lerp from the end"],
+)
+def test_single_ops_are_those_of_torch(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    values, other = torch.tensor([float("nan"), -2.5, -0.0, 0.0, 0.3, float("inf")], dtype=dtype), torch.tensor(0.7)
+    parameter = nn.Parameter(other.to(dtype).expand(6).clone())
+    parameter.grad = values
+    expected = function(parameter.detach().clone(), values)
+    optimizer = Applied([parameter])
+    optimizer.param_groups[0]["function"] = function
+    with forced(Implementation.INTERPRETER):
+        fxamp.compile_optimizer(optimizer).step()
+        (part,) = parts_of(CompiledOptimizer.of(optimizer))
+    assert part.source is not None and "tl.store" in part.source
+    torch.testing.assert_close(parameter.detach(), expected, rtol=1e-15, atol=0, equal_nan=True)
 
 
 def test_memory_that_is_not_aligned_or_not_contiguous() -> None:

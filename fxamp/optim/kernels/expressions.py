@@ -60,6 +60,11 @@ def lerp(a: str, b: str, weight: str, kind: str) -> str:
     return f"(tl.where({near}, {a}, {b}) + tl.where({near}, {weight}, {weight} - 1.0) * ({b} - {a}))"
 
 
+def lerp_number(a: str, b: str, weight: str, kind: str) -> str:
+    """``lerp`` by a number, which ``tl.where`` would take for a float32."""
+    return lerp(a, b, f"tl.full((), {weight}, tl.{kind})", kind)
+
+
 def nan_max(a: str, b: str, kind: str) -> str:
     return f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -69,7 +74,7 @@ def nan_min(a: str, b: str, kind: str) -> str:
 
 
 def sign(a: str, kind: str) -> str:
-    return f"tl.where({a} > 0, 1.0, tl.where({a} < 0, -1.0, {a}))"
+    return f"(({a} > 0).to(tl.{kind}) - ({a} < 0).to(tl.{kind}))"
 
 
 def _binary(symbol: str) -> Callable[..., str]:
@@ -104,7 +109,7 @@ ARITHMETIC: dict[Any, Callable[..., str]] = {
     aten.clamp_max.default: nan_min,
     aten.clamp_max.Tensor: nan_min,
     aten.lerp.Tensor: lerp,
-    aten.lerp.Scalar: lerp,
+    aten.lerp.Scalar: lerp_number,
     aten.bitwise_and.Tensor: _binary("&"),
     aten.bitwise_and.Scalar: _binary("&"),
     aten.bitwise_xor.Tensor: _binary("^"),
