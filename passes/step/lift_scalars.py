@@ -5,7 +5,8 @@
    of Python floats. A value read from a 0-dim tensor (``item``) becomes that tensor, in float64, so that the host reads
    nothing.
 2. An op with a scalar argument gets the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
-   the op would round the scalar; the tables below list the ops. ``alpha`` and ``value`` become products.
+   the op would round the scalar; the tables below list the ops. ``alpha`` and ``value`` become products. As torch's
+   kernels do, an op on 16-bit floats computes in float32, products included, and rounds its result.
 3. A foreach op becomes its overload with a tensor if there is one, else one op for each of its tensors.
 
 Inductor supports symbolic floats only as constants. A replayed CUDA graph reads a tensor again, but not a scalar.
@@ -23,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
+from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -192,12 +194,15 @@ class _Writer:
         new = self._tensor_op(node)
         if "fxamp_each" in new.meta:
             return
+        value = node.meta["val"]
+        if isinstance(value, torch.Tensor) and value.dtype is not new.meta["val"].dtype:
+            new = self._call(prims.convert_element_type.default, new, value.dtype)
         node.replace_all_uses_with(new)
         self._graph.erase_node(node)
 
     def _tensor_op(self, node: Node) -> Node:
         target, kwargs = node.target, dict(node.kwargs)
-        args = list(node.args)
+        args = list(node.args if target in (*_FILLS, *_COMPARES) else map(self._wide, node.args))
         if target is aten.rsub.Scalar:
             alpha = args[2] if len(args) > 2 else kwargs.get("alpha", 1)
             scaled = args[0] if alpha == 1 else self._call(aten.mul.Tensor, args[0], self._operand(alpha, node))
@@ -246,9 +251,15 @@ class _Writer:
     def _items(self, listed: Node) -> list[Node]:
         return [self._call(operator.getitem, listed, at) for at in range(len(listed.meta["val"]))]
 
+    def _wide(self, value: Any) -> Any:
+        """Return a 16-bit tensor in float32; other values unchanged."""
+        narrow = isinstance(value, Node) and getattr(value.meta["val"], "dtype", None) in NARROW
+        return self._call(prims.convert_element_type.default, value, torch.float32) if narrow else value
+
     def _operand(self, value: Any, node: Node) -> Any:
         result = pytree.tree_leaves(node.meta["val"])[0]
-        return self._rounded(value, result.dtype)
+        wide = result.dtype in NARROW and isinstance(node.meta["val"], torch.Tensor) and node.target not in _FILLS
+        return self._rounded(value, torch.float32 if wide else result.dtype)
 
     def _rounded(self, value: Any, dtype: torch.dtype) -> Any:
         """Return a symbolic float as a tensor that the op can take; other values unchanged."""

@@ -102,6 +102,24 @@ def test_single_ops_are_those_of_torch(function: Callable[..., Tensor], dtype: t
     torch.testing.assert_close(parameter.detach(), expected, rtol=1e-15, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["RMSprop", "SGD"])
+def test_ops_on_16_bit_floats_round_once(name: str, dtype: torch.dtype) -> None:
+    """As torch's do: a learning rate is no 16-bit float, nor is the square of a gradient, which is inf in float16."""
+    results = []
+    for compiled in (False, True):
+        parameter = nn.Parameter(torch.zeros(64, dtype=dtype))
+        optimizer = getattr(torch.optim, name)([parameter], lr=0.003)
+        parameter.grad = torch.linspace(1, 400, 64).to(dtype)
+        optimizer.step()
+        if compiled:
+            fxamp.compile_optimizer(optimizer)
+        with forced(Implementation.INTERPRETER):
+            optimizer.step()
+        results.append([parameter.detach(), *(v for v in optimizer.state[parameter].values() if v.dim())])
+    assert all(map(torch.equal, *results))
+
+
 def test_memory_that_is_not_aligned_or_not_contiguous() -> None:
     """Unaligned views and transposed matrices step as others do; their neighbours in memory stay as they are."""
     results = []
