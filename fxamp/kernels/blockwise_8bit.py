@@ -30,7 +30,7 @@ from torch import Tensor
 
 BLOCK = 256
 SCALES = torch.int16
-"""The dtype of scales, which are float32 exponents, biased by 127. No other tensor of a step has this dtype."""
+"""The dtype of scales, which are float32 exponents, biased by 127."""
 
 LARGEST = 253
 """The largest exponent of a scale: the reciprocal of the next is subnormal. 255 stands for inf or NaN in the block."""

@@ -72,6 +72,11 @@ class PackState(Pass[Context]):
         return [n for n in inputs if n.meta.get(ROLE) in self.stored and STORED not in n.meta]
 
 
+def is_scales(node: Node) -> bool:
+    """Whether the input holds scales, one for each block of elements (rule 2)."""
+    return STORED in node.meta and node.meta["val"].dtype is SCALES
+
+
 class _Packer:
     """Rewrites one graph."""
 

@@ -221,3 +221,17 @@ def test_a_python_float_in_the_state_is_a_float64(dtype: torch.dtype, lowering: 
 
     own, compiled = (stepped(powers, state, way, dtype) for way in ("eager", lowering))
     torch.testing.assert_close(compiled, own, rtol=1e-12 if dtype is torch.float64 else 1e-6, atol=0, check_dtype=False)
+
+
+def whole_numbers(parameter: nn.Parameter, state: State, rate: float) -> None:
+    parameter.sub_(parameter.grad * state["count"], alpha=rate)
+    state["count"].add_(1)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_int16_state_has_a_number_for_each_element(lowering: str) -> None:
+    def state(parameter: nn.Parameter) -> State:
+        return {"count": torch.arange(parameter.numel(), dtype=torch.int16).view_as(parameter)}
+
+    own, compiled = (stepped(whole_numbers, state, way, torch.float32) for way in ("eager", lowering))
+    torch.testing.assert_close(compiled, own)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fxamp.kernels.blockwise_8bit import SCALES
 from fxamp.kernels.launch_plan import ALIGNMENT, block_map
 from fxamp.kernels.store import load_function
 from fxamp.optim.kernels.launch_size import SCALARS_OPTIONS, STEP_OPTIONS, step_block
-from fxamp.optim.kernels.scalar_nodes import prepared_nodes
+from fxamp.optim.kernels.scalar_nodes import is_flat, prepared_nodes
 from fxamp.optim.kernels.scalars import NAME as SCALARS
 from fxamp.optim.kernels.scalars import scalars_text
 from fxamp.optim.kernels.step_triton import GRADIENT, NAME, Aligned, StepInputs, step_text
+from fxamp.passes.step.pack_state import is_scales
 from fxamp.torch_devices import moved, on_device
 
 MOST_TABLES = 16
@@ -69,10 +69,9 @@ class StepKernel:
         self.texts = {aligned: step_text(gm, inputs, aligned, step_block()) for aligned in Aligned}
         self.scalars = scalars_text(gm, inputs)
         self._cells = len(prepared_nodes(gm))
-        values = [(node.meta["val"], name) for node, name in inputs.cells.items()]
         # Scales, one for 256 elements, are not read 16 bytes at a time.
-        self._flat = np.array([v.dim() > 0 and v.dtype is not SCALES and name != "numbers" for v, name in values])
-        self._gradient = np.array([name == GRADIENT for _, name in values])
+        self._flat = np.array([is_flat(node) and not is_scales(node) for node in inputs.cells])
+        self._gradient = np.array([name == GRADIENT for name in inputs.cells.values()])
         self._blocks: dict[tuple[int, bytes], tuple[Tensor, Tensor]] = {}
         self._tables: _Tables | None = None
 

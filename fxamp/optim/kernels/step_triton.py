@@ -24,6 +24,7 @@ from fxamp.optim.kernels.blockwise_8bit_triton import (
 )
 from fxamp.optim.kernels.expressions import CARRIED, Expressions, NotGeneratedError, rounded, value_dtype
 from fxamp.optim.kernels.scalar_nodes import is_flat, is_numbers, prepared_nodes, skipping
+from fxamp.passes.step.pack_state import is_scales
 
 aten = torch.ops.aten
 
@@ -158,7 +159,7 @@ class Writer:
         pointer = f"tl.load(row + {self._cell[node]}).to(tl.pointer_type(tl.{_carrier(node)}))"
         wide = self._aligned is Aligned.ALL or (self._aligned is Aligned.BUT_GRADIENT and name != GRADIENT)
         hinted = f"tl.multiple_of({pointer}, {ALIGNMENT})" if wide else pointer
-        return f"{name}_at = {hinted} + {f'first // {BLOCK}' if _is_scales(node) else 'first'}"
+        return f"{name}_at = {hinted} + {f'first // {BLOCK}' if is_scales(node) else 'first'}"
 
     def prepared(self, node: Node, at: int) -> str:
         """Return the line that loads the value that another kernel computed, from the cell with this index."""
@@ -210,7 +211,7 @@ class Writer:
     def _place(self, node: Node, mask: str) -> tuple[str, str]:
         """Return the pointers to the elements of a flat input that a program handles at a time, and their mask."""
         name = self.name(node)
-        if not _is_scales(node):
+        if not is_scales(node):
             return f"{name}_at + offsets", mask
         own = f"start // {BLOCK} + tl.arange(0, {self._block // BLOCK})"
         return f"{name}_at + {own}", f", mask=({own}) * {BLOCK} < left" if mask else ""
@@ -264,11 +265,6 @@ def _stored(node: Node) -> str:
     """Triton's type of a 0-dim value in a cell of 8 bytes."""
     kind = CARRIED[value_dtype(node)]
     return "int8" if kind == "int1" else kind
-
-
-def _is_scales(node: Node) -> bool:
-    """Whether the input has one element for each block of 256."""
-    return is_flat(node) and value_dtype(node) is SCALES
 
 
 def _carrier(node: Node) -> str:

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.kernels.blockwise_8bit import BLOCK, SCALES
+from fxamp.kernels.blockwise_8bit import BLOCK
 from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
@@ -28,7 +28,7 @@ from fxamp.optim.tracing.no_writes import NoOtherWrites
 from fxamp.optim.tracing.stand_ins import run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import ROLE
+from fxamp.passes.step.pack_state import ROLE, is_scales
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import make_fx
 from fxamp.torch_private.parts.dynamo import ConstantSource
@@ -179,7 +179,7 @@ def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any,
         for node in gm.graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             if isinstance(value, Tensor) and value.dim() and node.target != NUMBERS:
-                count = (size + BLOCK - 1) // BLOCK if value.dtype is SCALES else size
+                count = (size + BLOCK - 1) // BLOCK if is_scales(node) else size
                 value = torch.empty((count,), dtype=value.dtype, device=value.device)
             inputs.append(value)
         return make_fx(Interpreter(gm).run, decompositions)(*inputs)
