@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch._library.fake_class_registry import FakeScriptObject
 
 
@@ -52,6 +53,14 @@ def outside_transforms(tensor: Tensor) -> Tensor:
     return tensor
 
 
+_CLOSES = {
+    TransformType.Vmap: torch._C._functorch._vmap_decrement_nesting,
+    TransformType.Grad: torch._C._functorch._grad_decrement_nesting,
+    TransformType.Jvp: torch._C._functorch._jvp_decrement_nesting,
+    TransformType.Functionalize: torch._C._functorch._func_decrement_nesting,
+}
+
+
 @contextmanager
 def transforms_closed() -> Iterator[None]:
     """Close torch.func's transforms that an exception leaves open; later calls would run inside them. Breaks loudly."""
@@ -59,5 +68,7 @@ def transforms_closed() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        while torch._C._functorch.get_dynamic_layer_stack_depth() > depth:
+            # Torch's function for several levels closes two at once in 2.11.
+            _CLOSES[peek_interpreter_stack().key()]()
         raise

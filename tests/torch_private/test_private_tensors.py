@@ -84,13 +84,18 @@ def test_versions_are_set_for_each_tensor_and_its_views() -> None:
     assert (first._version, second._version) == (1000, 1001)
 
 
-def test_a_transform_that_an_exception_leaves_open_is_closed() -> None:
+@pytest.mark.parametrize("opened", [1, 2, 3])
+def test_transforms_that_an_exception_leaves_open_are_closed(opened: int) -> None:
+    functorch = torch._C._functorch
+
     def inside(x: Tensor) -> Tensor:
-        level = torch._C._functorch.maybe_current_level()
+        level = functorch.maybe_current_level()
+        opens = [lambda: functorch._vmap_increment_nesting(2, "error"), functorch._grad_increment_nesting]
         with pytest.raises(ZeroDivisionError), private.transforms_closed():
-            torch._C._functorch._vmap_increment_nesting(2, "error")
+            for open_one in [*opens, functorch._jvp_increment_nesting][:opened]:
+                open_one()
             raise ZeroDivisionError
-        assert torch._C._functorch.maybe_current_level() == level
+        assert functorch.maybe_current_level() == level
         return x + 1
 
     assert torch.equal(torch.vmap(inside)(torch.zeros(2)), torch.ones(2))
