@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Names of functions and methods that return the tensor to which they write.
-_IN_PLACE = r"i(add|sub|mul|truediv|floordiv|mod|pow|and_|or_|xor|lshift|rshift)|[a-z]\w*_"
+#: Names of functions and methods that return the tensor to which they write. ``operator.and_`` and its like do not.
+_IN_PLACE = r"i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)|(?!(and|or|not|is)_$)[a-z]\w*_"
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class _Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("calls", torch.zeros(2))
+        self.register_buffer("seen", torch.zeros(2, dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls.add_(1)
@@ -63,6 +64,9 @@ def test_a_graph_may_have_no_inputs() -> None:
     [
         (lambda module, x: setattr(module, "calls", x), ["module._buffers"]),
         (lambda module, x: setattr(module, "calls", ~module.calls.bool()), ["module._buffers"]),
+        (lambda module, x: setattr(module, "seen", module.seen | (x > 0)), ["module._buffers"]),
+        (lambda module, x: setattr(module, "seen", module.seen & (x > 0)), ["module._buffers"]),
+        (lambda module, x: setattr(module, "seen", ~module.seen), ["module._buffers"]),
         (lambda module, x: setattr(module, "last", x), ["module"]),
         (lambda module, x: _FOUND.append(x), ["_FOUND"]),
     ],
