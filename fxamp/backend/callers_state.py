@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture.autocast_state import regions_closed
+from fxamp.capture.regions import DIFFERENTIATING
 from fxamp.graph.higher_order_ops import bodies
 
 P = ParamSpec("P")
@@ -47,7 +48,7 @@ def _differentiates(node: Node) -> bool:
     """Whether a call between ``node`` and the next change of the grad mode computes gradients."""
     node = node.next
     while node.op != "output" and node.target is not _SET_GRAD:
-        if node.target is torch.autograd.grad or getattr(node.target, "__name__", "") == "_autograd_grad":
+        if node.target is torch.autograd.grad or getattr(node.target, "__name__", "") == DIFFERENTIATING:
             return True
         node = node.next
     return False

@@ -31,7 +31,7 @@ IN_TRANSFORM = "inside a torch.func transform, whose wrapped values cannot be fo
 _UNWRAPPING = frozenset(("_unwrap_for_grad", "_remove_batch_dim", "_unpack_dual"))
 
 #: What torch.func.vjp calls when its transform is over.
-_DIFFERENTIATING = "_autograd_grad"
+DIFFERENTIATING = "_autograd_grad"
 
 _ENTER_INFERENCE = getattr(grad_mode, "_enter_inference_mode", None)
 _EXIT_INFERENCE = getattr(grad_mode, "_exit_inference_mode", None)
@@ -72,7 +72,7 @@ class Regions:
         unwrapped = name in _UNWRAPPING or (node.target is operator.getitem and not reads)
         if inside and not unwrapped and fake_tensors(recorded_value(node)):
             self._wrapped.add(node)
-        return inside or reads or name == _DIFFERENTIATING
+        return inside or reads or name == DIFFERENTIATING
 
     def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
         """Enter or leave the region that the mark ``node`` opens or closes; its arguments have the values ``args``."""
