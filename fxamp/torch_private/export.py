@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_MISSING = object()
+
 #: Names of functions and methods that return the tensor to which they write. ``operator.and_`` and its like do not.
 _IN_PLACE = r"i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)|(?!(and|or|not|is)_$)[a-z]\w*_"
 
@@ -42,6 +44,7 @@ def raising_lost_changes() -> Iterator[None]:
     """Raise an error inside where torch would warn that a captured program changes objects that its graph lacks.
 
     ``self.count += 1`` of a tensor is in the graph: it writes in place, and assigns what the attribute holds already.
+    An attribute that ends as it was, such as a flag that is set and reset, is no change.
     :func:`lost_changes` reads the error. If torch words its warning otherwise, it warns, and the changes are lost.
     """
     from torch._dynamo.side_effects import SideEffects
@@ -61,14 +64,24 @@ def raising_lost_changes() -> Iterator[None]:
 
 
 def _holds_the_same(variable: Any, effects: Any) -> bool:
-    """Whether a module, or its dict of buffers, is assigned nothing but the results of writes to what it has."""
+    """Whether an object, or a module's dict of buffers, is assigned only what it has, or results of writes to it."""
     if getattr(variable, "source", None) is None:
         return False
     name = _name(variable.source)
-    assigned = {f"{name}.{key}": value for key, value in effects.store_attr_mutations.get(variable, {}).items()}
+    attributes = effects.store_attr_mutations.get(variable, {})
+    changed = {key: value for key, value in attributes.items() if not _is_again(value, variable, key)}
+    assigned = {f"{name}.{key}": value for key, value in changed.items()}
     if name.endswith("._buffers"):
         assigned |= {f"{name}[{key.vt.as_python_constant()!r}]": value for key, value in variable.items.items()}
-    return bool(assigned) and all(_is_written(value, place) for place, value in assigned.items())
+    return bool(attributes or assigned) and all(_is_written(value, place) for place, value in assigned.items())
+
+
+def _is_again(value: Any, owner: Any, name: str) -> bool:
+    """Whether ``value`` is the constant that the attribute ``name`` of an object has outside of the capture."""
+    if not value.is_python_constant():
+        return False
+    before = getattr(getattr(owner, "value", None), name, _MISSING)
+    return type(before) is type(value.as_python_constant()) and bool(before == value.as_python_constant())
 
 
 def _is_written(value: Any, place: str) -> bool:
@@ -83,8 +96,11 @@ def _is_written(value: Any, place: str) -> bool:
 
 
 def _name(source: Any) -> str:
-    name: str = source.name() if callable(source.name) else source.name
-    return name
+    return _attribute(source.name() if callable(source.name) else source.name)
+
+
+def _attribute(name: str) -> str:
+    return re.sub(r"\.__dict__\['(\w+)'\]", r".\1", name)
 
 
 def lost_changes(error: Exception) -> list[str]:
@@ -93,4 +109,4 @@ def lost_changes(error: Exception) -> list[str]:
     if found is None:
         return []
     names = [re.sub(r"^[LG]\['(\w+)'\]", r"\1", name) for name in re.findall(r'"(.*?)"', found[1])]
-    return [re.sub(r"\.__dict__\['(\w+)'\]", r".\1", name) for name in names]
+    return list(map(_attribute, names))

@@ -68,6 +68,7 @@ def test_a_graph_may_have_no_inputs() -> None:
         (lambda module, x: setattr(module, "seen", module.seen & (x > 0)), ["module._buffers"]),
         (lambda module, x: setattr(module, "seen", ~module.seen), ["module._buffers"]),
         (lambda module, x: setattr(module, "last", x), ["module"]),
+        (lambda module, x: setattr(module, "training", 1), ["module"]),
         (lambda module, x: _FOUND.append(x), ["_FOUND"]),
     ],
 )
@@ -99,7 +100,29 @@ class _Assigning(_Counter):
         return x
 
 
-@pytest.mark.parametrize("kind", [_Counter, _Assigning])
+class _Toggling(_Assigning):
+    """Sets a flag and resets it, as transformers' models do around their forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.active = _FLAG.active = True
+        result = super().forward(x)
+        self.active = _FLAG.active = False
+        return result
+
+
+class _Flag:
+    active = False
+
+
+_FLAG = _Flag()
+_FLAG.active = False
+
+
+@pytest.mark.parametrize("kind", [_Counter, _Assigning, _Toggling])
 def test_writes_in_place_are_in_the_graph(kind: type[nn.Module]) -> None:
     with private.raising_lost_changes(), private.returning_nothing():
         _capture(kind(), torch.ones(2, 3))
