@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -45,9 +45,8 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def stopping(monkeypatch: pytest.MonkeyPatch, target: str, call: int) -> None:
-    """Let Ctrl-C come in the ``call``-th call of the function ``target``, a module and a name."""
-    module, _, name = target.rpartition(".")
-    function, calls = getattr(import_module(module), name), itertools.count(1)
+    """Let Ctrl-C come in the ``call``-th call of the function or method ``target``, by its whole name."""
+    function, calls = resolve_name(target), itertools.count(1)
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == call:
@@ -106,7 +105,7 @@ def test_policies_prints_the_figures_that_are_there(
 
 @pytest.mark.exhaustive
 def test_train_prints_the_whole_rounds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    stopping(monkeypatch, "fxamp.tools.bench.train.turns.take_turn", 3)
+    stopping(monkeypatch, "fxamp.tools.bench.train.turns.Runner.attempt", 1 + 3)  # the first call starts the process
     out = interrupted(
         bench.main, "train --model mlp --size tiny --contenders eager-float32 --steps 1 --rounds 5", capsys
     )
