@@ -164,7 +164,8 @@ def stepped(body: Body, state: Callable[[nn.Parameter], State], lowering: str, d
                 parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
             optimizer.step()
     values = [value for p in parameters for _, value in sorted(optimizer.state[p].items())]
-    state_after = [torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for v in values]
+    dtypes = {float: torch.float64, int: torch.int64}
+    state_after = [torch.tensor(v, dtype=dtypes[type(v)]) if type(v) in dtypes else v for v in values]
     return [*(parameter.detach() for parameter in parameters), *state_after]
 
 
@@ -213,13 +214,22 @@ def powers(parameter: nn.Parameter, state: State, rate: float) -> None:
     parameter.addcdiv_(parameter.grad, (state["mean"] / (1 - state["power"])).sqrt().add_(1e-8), value=-rate)
 
 
+def power_of_an_integer(parameter: nn.Parameter, state: State, rate: float) -> None:
+    """As :func:`powers`, with the power computed from the number of steps, and a rate that falls with it."""
+    state["steps"] += 1
+    state["mean"].mul_(0.999).addcmul_(parameter.grad, parameter.grad, value=0.001)
+    deviation = (state["mean"] / (1 - 0.999 ** state["steps"])).sqrt().add_(1e-8)
+    parameter.sub_(parameter.grad / deviation * (rate / state["steps"]))
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_python_float_in_the_state_is_a_float64(dtype: torch.dtype, lowering: str) -> None:
+@pytest.mark.parametrize("body, number", [(powers, {"power": 1.0}), (power_of_an_integer, {"steps": 0})])
+def test_python_numbers_in_the_state_are_float64(body: Body, number: State, dtype: torch.dtype, lowering: str) -> None:
     def state(parameter: nn.Parameter) -> State:
-        return {"mean": torch.zeros_like(parameter), "power": 1.0}
+        return {"mean": torch.zeros_like(parameter), **number}
 
-    own, compiled = (stepped(powers, state, way, dtype) for way in ("eager", lowering))
+    own, compiled = (stepped(body, state, way, dtype) for way in ("eager", lowering))
     torch.testing.assert_close(compiled, own, rtol=1e-12 if dtype is torch.float64 else 1e-6, atol=0, check_dtype=False)
 
 
@@ -235,3 +245,17 @@ def test_an_int16_state_has_a_number_for_each_element(lowering: str) -> None:
 
     own, compiled = (stepped(whole_numbers, state, way, torch.float32) for way in ("eager", lowering))
     torch.testing.assert_close(compiled, own)
+
+
+def halved(parameter: nn.Parameter, state: State, rate: float) -> None:
+    parameter.sub_(parameter.grad * state["count"], alpha=rate)
+    state["count"] = state["count"] * 0.5
+
+
+def test_an_integer_tensor_that_becomes_a_float_is_not_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    def state(parameter: nn.Parameter) -> State:
+        return {"count": torch.tensor(5)}
+
+    own, compiled = (stepped(halved, state, way, torch.float32) for way in ("eager", "eager-kernel"))
+    torch.testing.assert_close(compiled, own)
+    assert "'count' of its state changes its dtype from step to step" in caplog.text

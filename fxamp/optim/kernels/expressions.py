@@ -212,7 +212,11 @@ class Expressions:
         if is_flat(node):
             raise NotGeneratedError(f"its step raises each element to the power {exponent}")
         wide = torch.float64
-        return f"({power(self.operand(base, wide), self.operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
+        if not isinstance(base, Node):
+            base_text = f"tl.full((), {_literal(base)}, tl.float64)"  # tl.log2 takes a literal for a float32
+        else:
+            base_text = self.operand(base, wide)
+        return f"({power(base_text, self.operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
 
     def _clamp(self, node: Node, dtype: torch.dtype) -> str:
         value = self.operand(node.args[0], dtype)

@@ -69,10 +69,19 @@ def _changed_numbers(optimizer: torch.optim.Optimizer, layout: Layout) -> Entrie
         for name, value in entry.items():
             if name not in known or (known[name] is None and value is not None):
                 raise MakesStateError(f"it makes {name!r} of the state")
+            _require_same_kind(name, known[name], value)
             number = _number(name, known[name], value, owner)
             if number is not None:
                 numbers.setdefault(owner, {})[name] = number
     return numbers
+
+
+def _require_same_kind(name: str, before: Any, after: Any) -> None:
+    """Refuse integers that become floats or the reverse: a compiled step writes each tensor's new value into it."""
+    if not isinstance(before, Tensor) or not isinstance(after, (Tensor, float)):
+        return
+    if before.is_floating_point() != (isinstance(after, float) or after.is_floating_point()):
+        raise NotCompilableError(f"{name!r} of its state changes its dtype from step to step")
 
 
 def _number(name: str, before: Any, after: Any, owner: Any) -> Tensor | None:

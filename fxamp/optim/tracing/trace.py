@@ -133,9 +133,8 @@ def run_once(
     state = {}
     for owner, entry in layout.state.items():
         values = {name: next(remaining) if isinstance(value, Tensor) else value for name, value in entry.items()}
-        # A 0-dim float32 parameter's state is 0-dim and float32 too, but no counter.
-        if wide and isinstance(owner, Tensor) and (owner.dim() or owner.dtype is torch.float64):
-            values = {name: _widened(value) for name, value in values.items()}
+        if wide and isinstance(owner, Tensor):
+            values = {name: _widened(value, owner) for name, value in values.items()}
         if values:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = values
     after = run_on_stand_ins(optimizer, parameters, settings, layout.sizes, state, attributes)
@@ -145,14 +144,19 @@ def run_once(
     return parameters, named
 
 
-def _widened(value: Any) -> Any:
-    """Return a 0-dim float32 tensor in float64; anything else unchanged.
+def _widened(value: Any, owner: Tensor) -> Any:
+    """Return a 0-dim tensor of float32 or int64 of a parameter's state in float64; anything else unchanged.
 
     An eager optimizer reads its counter on the host, and computes ``1 - beta ** step`` in Python's float64. Computed in
-    float32 it loses four digits in the first steps: 1 - 0.999 is 1e-3, and 0.999 in float32 is off by 6e-8.
+    float32, as tensors of either dtype do with a Python float, it loses four digits in the first steps: 1 - 0.999 is
+    1e-3, and 0.999 in float32 is off by 6e-8. Float64 holds integers up to 2**53. A 0-dim float32 parameter's state is
+    0-dim and float32 too, but no counter.
     """
-    narrow = isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.float32
-    return value.double() if narrow else value
+    if not isinstance(value, Tensor) or value.dim():
+        return value
+    float_counters = owner.dim() or owner.dtype is torch.float64
+    counter = value.dtype is torch.int64 or (float_counters and value.dtype is torch.float32)
+    return value.double() if counter else value
 
 
 def flat_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
@@ -269,11 +273,7 @@ def _fit(value: Any, like: Tensor, name: str) -> Tensor:
     """Return ``value`` as a tensor of the shape of ``like``."""
     if isinstance(value, (int, float)):
         return torch.full((), value, dtype=like.dtype, device=like.device)
-    if (
-        not isinstance(value, Tensor)
-        or value.shape != like.shape
-        or value.is_floating_point() != like.is_floating_point()
-    ):
+    if not isinstance(value, Tensor) or value.shape != like.shape:
         raise NotCompilableError(f"{name!r} of its state changes its shape or kind from step to step")
     return value.to(device=like.device, dtype=like.dtype)
 
