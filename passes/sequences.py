@@ -26,6 +26,7 @@ from fxamp.passes.step.fold_unscale import FoldUnscale
 from fxamp.passes.step.guard_updates import GuardUpdates
 from fxamp.passes.step.lift_scalars import LiftScalars
 from fxamp.passes.step.pack_state import PackState
+from fxamp.passes.step.realize_roundings import RealizeRoundings
 from fxamp.passes.step.realize_scalars import RealizeScalars
 from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.passes.step.spread_fills import SpreadFills
@@ -90,6 +91,6 @@ def step(
             *([FoldUnscale(flags.scaled, flags.clipped)] if flags.scaled or flags.clipped else []),
             *([packed] if packed else []),
             *([GuardUpdates()] if flags.guarded else []),
-            *([RealizeScalars()] if for_inductor else []),
+            *([RealizeRoundings(), RealizeScalars()] if for_inductor else []),
         ),
     )

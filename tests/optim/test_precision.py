@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -263,15 +264,18 @@ def test_another_policy_takes_what_was_packed() -> None:
 
 @pytest.mark.parametrize("weights", ["as-is", "kahan"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_small_updates_of_16_bit_weights(weights: str, rounding: str) -> None:
+@pytest.mark.parametrize("momentum", [0.5, 0])
+@pytest.mark.parametrize("lowering", ["aot_eager", "inductor", "interpreter"])
+def test_small_updates_of_16_bit_weights(weights: str, rounding: str, momentum: float, lowering: str) -> None:
     """A hundred updates of a thousandth each: nearest rounding loses them all, the others do not."""
     own = [nn.Parameter(torch.ones(2000, dtype=torch.bfloat16))]
-    optimizer = torch.optim.SGD(own, lr=1e-3, momentum=0.5)
+    optimizer = torch.optim.SGD(own, lr=1e-3 if momentum else 2e-3, momentum=momentum)
     table = f'rounding = "{rounding}"\nweights = "{weights}"'
-    fxamp.compile_optimizer(optimizer, policy(table), lowering="aot_eager")
-    for _ in range(100):
-        own[0].grad = torch.full((2000,), 0.5, dtype=torch.bfloat16)
-        optimizer.step()
+    fxamp.compile_optimizer(optimizer, policy(table), lowering="aot_eager" if lowering == "aot_eager" else "inductor")
+    with forced(Implementation.INTERPRETER) if lowering == "interpreter" else nullcontext():
+        for _ in range(100):
+            own[0].grad = torch.full((2000,), 0.5, dtype=torch.bfloat16)
+            optimizer.step()
     moved = 1 - own[0].detach().double().mean().item()
     lossless = weights == "kahan" or rounding == "stochastic"
     assert moved == pytest.approx(0.099, rel=0.05) if lossless else moved == 0

@@ -103,7 +103,7 @@ def packed_state(
 def initial_entries(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> dict[str, Any]:
     """Return what the table adds to a parameter's state ``entry`` and it lacks, as before the first compiled step."""
     initial: dict[str, Any] = {}
-    if table.weights == "kahan" and parameter.dtype in NARROW and entry and COMPENSATION not in entry:
+    if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry:
         initial[COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)
     if _rounds_stochastically(table, parameter, entry) and COUNT not in entry:
         initial[COUNT] = 0

@@ -109,7 +109,7 @@ def _require_same(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that make torch's optimizers keep step counters on the device and use plain ops.
 
-    ``foreach`` is off, because scalars of ops on tensor lists cannot be lifted, and the kernels are fused anyway.
+    ``foreach`` is off, because the trace has an op for each tensor in any case.
     """
     forms = {"capturable": True, "fused": False, "foreach": False}
     return {name: value for name, value in forms.items() if name in settings}

@@ -237,10 +237,22 @@ def trace_step(
 
     with mode, torch.no_grad(), explaining_failures():
         functional = torch.func.functionalize(flat, remove="mutations")
-        gm = make_fx(functional, decompositions)(*inputs, *floats)
+        gm = make_fx(functional, decompositions | _single_ops())(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
     return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
+
+
+@functools.cache
+def _single_ops() -> dict[Any, Callable[..., Any]]:
+    """Return decompositions of ops on lists of tensors: op by op for each tensor, as torch computes them on a CPU.
+
+    So a step that calls them is the same program for each parameter.
+    """
+    names = [name for name in dir(torch) if name.startswith("_foreach_")]
+    packets = [getattr(torch.ops.aten, name) for name in names]
+    ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return {op: functools.partial(op._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd) for op in ops}
 
 
 def _step(
