@@ -81,6 +81,10 @@ class BoundStep:
         # Generated code writes through addresses, so tell autograd, which must refuse a backward through changed
         # weights.
         torch.autograd.graph.increment_version(self._written)
+        if self._run.writes_gradients:
+            torch.autograd.graph.increment_version(self._gradients)
+        for at, name in self._run.counts:
+            self._optimizer.param_groups[at][name] += 1
         _note_step(self._optimizer)
 
     def _read_addresses(self) -> list[int] | None:

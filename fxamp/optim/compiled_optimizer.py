@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fxamp.errors import OptionError
 from fxamp.optim.bound_step import BoundStep
-from fxamp.optim.errors import MakesStateError, NotCompilableError
+from fxamp.optim.errors import CountsError, MakesStateError, NotCompilableError
 from fxamp.optim.in_backward import BackwardStep, subject
 from fxamp.optim.precision.state_dicts import plain_state
 from fxamp.optim.precision.state_precision import Precision, unpack_state
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 MANY_COMPILATIONS = 9
 """The number of compilations that logs a warning: one more than torch.compile's recompile_limit."""
+MOST_COUNTED_PROGRAMS = 5
+"""The number of programs for different numbers of steps, such as those of a warm-up and after it."""
 HOST_DECIDES = "the host decides whether to skip, and waits for the device"
 UNCOMPILED = "its step runs uncompiled"
 MOST_STATE_CREATIONS = 16
@@ -64,6 +66,7 @@ class CompiledOptimizer:
         reasons: why steps ran uncompiled, or state was not packed, each reason once, in order of occurrence.
         compilations: how often a step was compiled.
         numbers: the names of the state's numbers that steps keep as tensors, and their types.
+        counted: the names of settings to which steps add one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -75,6 +78,7 @@ class CompiledOptimizer:
         self.reasons: tuple[str, ...] = ()
         self.compilations = 0
         self.numbers: dict[str, type[int] | type[float]] = {}
+        self.counted: frozenset[str] = frozenset()
         self._compiled: dict[Hashable, list[CompiledParts]] = {}
         self._uncompilable: dict[Hashable, str] = {}
         self._creating: set[Hashable] = set()
@@ -139,7 +143,11 @@ class CompiledOptimizer:
             if optimizer.defaults.get("differentiable"):  # torch asks the defaults, not the groups
                 raise NotCompilableError("differentiable=True: autograd records its step, but no compiled one")
             with torch.no_grad():  # tensors have other properties in inference mode
-                return self._prepare(optimizer, self._in_precision(options))
+                try:
+                    return self._prepare(optimizer, self._in_precision(options))
+                except CountsError as error:
+                    self.counted |= error.names
+                    return self._prepare(optimizer, self._in_precision(options))
         except MakesStateError as error:
             log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
         except NotCompilableError as error:
@@ -154,7 +162,7 @@ class CompiledOptimizer:
         return options if self.precision is None else options._replace(precision=self.precision)
 
     def _prepare(self, optimizer: torch.optim.Optimizer, options: StepOptions) -> BoundStep:
-        now = Snapshot(optimizer)
+        now = Snapshot(optimizer, self.counted)
         last = self._last.get(options)
         likeness = Likeness.OTHER if last is None else last.likeness(now)
         if last is not None and likeness is Likeness.EQUAL:
@@ -163,12 +171,11 @@ class CompiledOptimizer:
             return BoundStep(optimizer, last.compiled, (own.owners, now.gradients, now.active), tensors, last.floats)
         if last is not None and likeness is Likeness.KIND:
             attributes = own_attributes(optimizer)
-            layout = replace(
-                last.layout, gradients=now.gradients, settings=settings_of(optimizer), attributes=attributes
-            )
+            settings = settings_of(optimizer, self.counted)
+            layout = replace(last.layout, gradients=now.gradients, settings=settings, attributes=attributes)
             if last.compiled.serves(layout.floats()):
                 return BoundStep.of(optimizer, last.compiled, layout)
-        layout = read_layout(optimizer)
+        layout = read_layout(optimizer, self.counted)
         key = (options, layout.key())
         compiled = self._known(key, layout)
         if compiled is None:
@@ -177,7 +184,7 @@ class CompiledOptimizer:
         # Drop what each step reads anew: gradients would stay alive after the user drops them, and attributes and
         # settings may lead to the optimizer.
         self._last[options] = _LastStep(
-            Snapshot(optimizer).comparison(),
+            Snapshot(optimizer, self.counted).comparison(),
             replace(layout, gradients=[], settings=[], attributes={}),
             layout.state_tensors(),
             layout.floats(),
@@ -199,13 +206,15 @@ class CompiledOptimizer:
                 self.numbers |= numbers_in(layout.state.get(owner, {}), entry)
                 optimizer.state[layout.owner_of(owner)].update(entry)
             if counters:
-                layout = read_layout(optimizer)
+                layout = read_layout(optimizer, self.counted)
             changed, reasons = pack_state(optimizer, layout, options)
             for why in reasons:
                 self._log_once(optimizer, why, "the state of some parameters stays as it is")
             if changed:
-                layout = read_layout(optimizer)
+                layout = read_layout(optimizer, self.counted)
             return layout, self._known((options, layout.key()), layout) or self._compile(optimizer, layout, options)
+        except CountsError:
+            raise
         except NotCompilableError as error:
             self._uncompilable[key] = str(error)
             raise
@@ -221,6 +230,10 @@ class CompiledOptimizer:
         return next((compiled for compiled in self._compiled.get(key, ()) if compiled.serves(floats)), None)
 
     def _compile(self, optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
+        key = options, layout.key()
+        if layout.counted and len(self._compiled.get(key, ())) == MOST_COUNTED_PROGRAMS:
+            names = ", ".join(sorted(layout.counted))
+            raise NotCompilableError(f"its step changes with the count {names} of its groups")
         self.compilations += 1
         if self.compilations == MANY_COMPILATIONS:
             log.warning(
@@ -230,7 +243,7 @@ class CompiledOptimizer:
                 self.compilations,
             )
         compiled = compile_parts(optimizer, layout, options)
-        self._compiled.setdefault((options, layout.key()), []).append(compiled)
+        self._compiled.setdefault(key, []).append(compiled)
         return compiled
 
     def _log_once(self, optimizer: torch.optim.Optimizer, why: str, consequence: str) -> None:

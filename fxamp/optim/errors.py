@@ -18,18 +18,26 @@ class MakesStateError(Exception):
     """A step creates state, which only the optimizer itself can do; the message says what. Never reaches the user."""
 
 
+class CountsError(NotCompilableError):
+    """A step adds one to settings of its groups that were not said to be counted, ``names``. Never reaches the user."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(f"its step counts in its param_groups: {', '.join(sorted(names))}")
+        self.names = names
+
+
 class OtherWriteError(Exception):
     """An op of a traced step would write to a tensor that the step was not given. Never reaches the user."""
 
 
 class explaining_failures:
-    """Turn any exception of a trace into a NotCompilableError that names the line of the step's own code."""
+    """Turn any other exception of a trace into a NotCompilableError that names the line of the step's own code."""
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, NotCompilableError):
+        if isinstance(error, Exception) and not isinstance(error, (NotCompilableError, MakesStateError)):
             raise NotCompilableError(f"{_reason(error)}{_place(trace)}") from error
 
 

@@ -2,7 +2,7 @@
 
 1. A graph with gradients, used or not, gets new last inputs, 0-dim float32: ``inv_scale`` (1 / scale) if ``scaled``,
    ``clip_coefficient`` if ``clipped``.
-2. All uses of a gradient read it times the first, then times the second. Each time it is multiplied in float32 at least
+2. All ops read a gradient times the first, then times the second. Each time it is multiplied in float32 at least
    and rounded to its dtype, as ``GradScaler.unscale_`` and ``clip_grad_norm_`` do one after the other.
 
 Gradients are the inputs marked ``node.meta[GRADIENT]``. Both factors are fused into the step's first read of the
@@ -25,6 +25,9 @@ FOLDED = "fxamp_folded"
 
 #: Names of the new inputs.
 INVERSE, COEFFICIENT = "inv_scale", "clip_coefficient"
+
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,10 @@ class FoldUnscale(Pass[Context]):
                 for factor in factors:
                     true = writer.times(true, factor)
             for user in users:
+                written = user.target is aten.copy_.default and user.args[0] is gradient
                 user.replace_input_with(gradient, true)
+                if written:
+                    user.update_arg(0, gradient)
             gradient.meta[FOLDED] = True
         return Result(len(bare))
 

@@ -7,7 +7,6 @@
 2. An op with a scalar argument gets the 0-dim tensor instead, rounded first to the dtype that the op computes in, as
    the op would round the scalar; the tables below list the ops. ``alpha`` and ``value`` become products. As torch's
    kernels do, an op on 16-bit floats computes in float32, products included, and rounds its result.
-3. A foreach op becomes its overload with a tensor if there is one, else one op for each of its tensors.
 
 Inductor supports symbolic floats only as constants. A replayed CUDA graph reads a tensor again, but not a scalar.
 """
@@ -20,7 +19,6 @@ from typing import Any
 import torch
 from torch import SymFloat
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from fxamp.graph import GraphWriter
 from fxamp.passes.base import Context, Pass, Result
@@ -56,22 +54,7 @@ _TAKES_TENSOR: dict[Any, Any] = {
     aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
     aten.clamp_min.default: aten.clamp_min.Tensor,
     aten.clamp_max.default: aten.clamp_max.Tensor,
-    aten._foreach_mul.Scalar: aten._foreach_mul.Tensor,
-    aten._foreach_div.Scalar: aten._foreach_div.Tensor,
-    aten._foreach_add.Scalar: aten._foreach_add.Tensor,
 }
-
-_EACH: dict[Any, Any] = {
-    aten._foreach_sub.Scalar: aten.sub.Tensor,
-    aten._foreach_pow.ScalarAndTensor: aten.pow.Tensor_Tensor,
-    aten._foreach_mul.ScalarList: aten.mul.Tensor,
-    aten._foreach_add.ScalarList: aten.add.Tensor,
-    aten._foreach_div.ScalarList: aten.div.Tensor,
-    aten._foreach_sub.ScalarList: aten.sub.Tensor,
-    aten._foreach_maximum.Scalar: aten.maximum.default,
-    aten._foreach_minimum.Scalar: aten.minimum.default,
-}
-
 
 #: Comparisons are computed in the dtype of the tensor operand.
 _COMPARES: dict[Any, Any] = {
@@ -139,7 +122,7 @@ def reads_on_host(gm: GraphModule) -> bool:
 
 _FILLS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
 _VALUED = {aten.addcmul.default: aten.mul.Tensor, aten.addcdiv.default: aten.div.Tensor}
-_SPECIAL = (aten.rsub.Scalar, aten.lerp.Scalar, aten._foreach_add.List, *_FILLS, *_VALUED, *_COMPARES)
+_SPECIAL = (aten.rsub.Scalar, aten.lerp.Scalar, *_FILLS, *_VALUED, *_COMPARES)
 
 
 def _unknown(gm: GraphModule) -> list[Node]:
@@ -150,7 +133,7 @@ def _unknown(gm: GraphModule) -> list[Node]:
 def _known(node: Node) -> bool:
     if _is_scalar(node):
         return node.target in _ARITHMETIC or node.target is aten._local_scalar_dense.default
-    return node.target in _TAKES_TENSOR or node.target in _EACH or node.target in _SPECIAL
+    return node.target in _TAKES_TENSOR or node.target in _SPECIAL
 
 
 def _is_scalar(node: object) -> bool:
@@ -183,7 +166,7 @@ class _Writer:
                 self._of[node] = self._call(aten.select.int, numbers, 0, at)
 
     def rewrite(self, node: Node) -> None:
-        """Apply rules 1 to 3, by the tables."""
+        """Apply rules 1 and 2, by the tables."""
         if node.target is aten._local_scalar_dense.default:
             self._of[node] = self._call(prims.convert_element_type.default, node.args[0], torch.float64)
             return
@@ -192,8 +175,6 @@ class _Writer:
             self._of[node] = self._call(_ARITHMETIC[node.target], *operands)
             return
         new = self._tensor_op(node)
-        if "fxamp_each" in new.meta:
-            return
         value = node.meta["val"]
         if isinstance(value, torch.Tensor) and value.dtype is not new.meta["val"].dtype:
             new = self._call(prims.convert_element_type.default, new, value.dtype)
@@ -218,38 +199,13 @@ class _Writer:
             fill = args[0] if target is aten.scalar_tensor.default else args[1]
             shape = list(node.meta["val"].shape)
             return self._call(aten.clone.default, self._call(aten.expand.default, self._operand(fill, node), shape))
-        if target is aten._foreach_add.List:
-            alpha = kwargs.pop("alpha")
-            scaled = self._call(aten._foreach_mul.Tensor, args[1], self._operand(alpha, node))
-            return self._call(aten._foreach_add.List, args[0], self._items(scaled))
         if target in _COMPARES:
             dtype = node.all_input_nodes[0].meta["val"].dtype
             return self._call(_COMPARES[target], args[0], self._rounded(args[1], dtype))
-        if target in _EACH:
-            return self._each(node)
         if "alpha" in kwargs:
             alpha = self._operand(kwargs.pop("alpha"), node)
             args[1] = self._call(aten.mul.Tensor, self._operand(args[1], node), alpha)
         return self._call(_TAKES_TENSOR[target], *(self._operand(value, node) for value in args), **kwargs)
-
-    def _each(self, node: Node) -> Node:
-        """Rule 3, one op for each tensor: every ``getitem`` of the list becomes the op."""
-        count = len(node.meta["val"])
-        columns = [value if isinstance(value, (list, tuple)) else [value] * count for value in node.args]
-        results = []
-        for at in range(count):
-            dtype = node.meta["val"][at].dtype
-            operands = [self._rounded(column[at], dtype) for column in columns]
-            results.append(self._call(_EACH[node.target], *operands))
-        for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]
-            self._graph.erase_node(user)
-        self._graph.erase_node(node)
-        results[0].meta["fxamp_each"] = True
-        return results[0]
-
-    def _items(self, listed: Node) -> list[Node]:
-        return [self._call(operator.getitem, listed, at) for at in range(len(listed.meta["val"]))]
 
     def _wide(self, value: Any) -> Any:
         """Return a 16-bit tensor in float32; other values unchanged."""
@@ -257,8 +213,8 @@ class _Writer:
         return self._call(prims.convert_element_type.default, value, torch.float32) if narrow else value
 
     def _operand(self, value: Any, node: Node) -> Any:
-        result = pytree.tree_leaves(node.meta["val"])[0]
-        wide = result.dtype in NARROW and isinstance(node.meta["val"], torch.Tensor) and node.target not in _FILLS
+        result = node.meta["val"]
+        wide = result.dtype in NARROW and node.target not in _FILLS
         return self._rounded(value, torch.float32 if wide else result.dtype)
 
     def _rounded(self, value: Any, dtype: torch.dtype) -> Any:

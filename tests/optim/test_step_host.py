@@ -173,7 +173,9 @@ def test_a_scaler_s_clip_and_step_read_the_optimizer_once(launches: list[Any], m
     scaler.step(optimizer)
     scaler.update()
     taken, original = [], Snapshot.__init__
-    monkeypatch.setattr(Snapshot, "__init__", lambda self, own: (taken.append(own), original(self, own))[1])
+    monkeypatch.setattr(
+        Snapshot, "__init__", lambda self, own, counted: (taken.append(own), original(self, own, counted))[1]
+    )
     scaler.scale(torch.ones(()))
     scaler.clip_grad_norm_(optimizer, 1.0)
     scaler.step(optimizer)

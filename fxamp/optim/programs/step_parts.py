@@ -19,7 +19,18 @@ from fxamp.optim.precision.state_precision import packed_state, pass_for, requir
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
 from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout
-from fxamp.optim.tracing.trace import Traced, changes_nothing, fakes_of, flat_fakes, trace_step, wide_fakes
+from fxamp.optim.tracing.stand_ins import Counts
+from fxamp.optim.tracing.trace import (
+    Traced,
+    changes_nothing,
+    fakes_of,
+    flat_fakes,
+    run_once,
+    run_without_values,
+    trace_step,
+    wide_fakes,
+    writes_gradients,
+)
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
 log = logging.getLogger(__name__)
@@ -31,10 +42,12 @@ Part = WholeStep | KindStep
 class CompiledParts:
     """A layout's compiled step: one part for kinds that share a program, and one for parameters that have no kind.
 
-    ``tables``: the cache of the kernels that compute the norm of its gradients.
+    ``counts``: the settings to which the step adds one, which the host does. ``tables``: the cache of the kernels that
+    compute the norm of its gradients.
     """
 
     parts: tuple[Part, ...]
+    counts: Counts = frozenset()
     tables: Tables = field(default_factory=Tables)
 
     def serves(self, floats: Sequence[float]) -> bool:
@@ -45,6 +58,11 @@ class CompiledParts:
     def launches(self) -> bool:
         """Whether a part can repeat its last launch if none of the layout's tensors has moved."""
         return any(isinstance(part, KindStep) and part.launches for part in self.parts)
+
+    @cached_property
+    def writes_gradients(self) -> bool:
+        """Whether the step changes gradients in place."""
+        return any(writes_gradients(part.traced.module) for part in self.parts)
 
     def __call__(
         self,
@@ -69,7 +87,16 @@ class CompiledParts:
 
 def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:
     """Trace and compile the step of ``layout``; raises NotCompilableError or MakesStateError if that is impossible."""
-    return CompiledParts(tuple(_parts(optimizer, layout, options)))
+    counts: Counts = frozenset()
+    if layout.counted:
+        tensors, floats = layout.tensors(), layout.floats()
+        counts = run_without_values(tensors, lambda fakes: run_once(optimizer, layout, fakes, floats)).counts
+    if counts and options.guarded:
+        raise NotCompilableError("its step counts in its param_groups, on the host, which does not know of a skip")
+    compiled = CompiledParts(tuple(_parts(optimizer, layout, options)), counts)
+    if compiled.writes_gradients and layout.wholes:
+        raise NotCompilableError("its step writes to gradients, which are DTensors")
+    return compiled
 
 
 def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> tuple[bool, tuple[str, ...]]:
@@ -140,7 +167,10 @@ def _program_alone(
     precision, first = options.precision, kind.members[0]
     packed = None if precision is None else pass_for(layout, first, precision.table)
     fakes = wide_fakes if packed is not None else flat_fakes
-    return ProgramUse(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
+    use = ProgramUse(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
+    if packed is not None and writes_gradients(use.traced.module):
+        raise NotCompilableError("it writes to its gradient, which is not stored in fewer bits")
+    return use
 
 
 def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions) -> KindStep:
@@ -187,6 +217,9 @@ def best_trace(
             log.debug("not traced with floats %s as inputs, wide=%s: %s", lifted, wide, error)
             why = error
             continue
-        if not must_lift(traced.module, options) or liftable(traced.module):
+        if not layout.counted_places() <= set(traced.lifted):
+            names = ", ".join(sorted(layout.counted))
+            why = NotCompilableError(f"no op on tensors computes what it computes from the count {names} of its groups")
+        elif not must_lift(traced.module, options) or liftable(traced.module):
             return traced
     raise why

@@ -31,6 +31,7 @@ class Layout:
         owners: the optimizer's own parameters, in the same order; they differ from ``parameters`` where they are
             DTensors.
         wholes: the DTensor of each part, by the part's id.
+        counted: the names of settings to which each step may add one; here they are floats.
     """
 
     parameters: list[Tensor]
@@ -41,6 +42,7 @@ class Layout:
     sizes: tuple[int, ...] = ()
     owners: list[Tensor] = field(default_factory=list)
     wholes: dict[int, Tensor] = field(default_factory=dict)
+    counted: frozenset[str] = frozenset()
 
     def group_of(self) -> list[int]:
         """Return the group index of each parameter."""
@@ -61,6 +63,7 @@ class Layout:
             tuple(groups.count(at) for at in range(len(self.sizes))),
             list(compress(self.owners, chosen)),
             self.wholes,
+            self.counted,
         )
 
     def owner_of(self, owner: Any) -> Any:
@@ -123,6 +126,12 @@ class Layout:
         """Return every float among the settings, in order."""
         return [value for value in self._leaves if type(value) is float]
 
+    def counted_places(self) -> set[int]:
+        """Return where the counted settings stand in :meth:`floats`."""
+        names = [name for group in self.settings for name, value in group.items() for leaf in _leaves(value)]
+        floats = [name for name, leaf in zip(names, self._leaves, strict=True) if type(leaf) is float]
+        return {at for at, name in enumerate(floats) if name in self.counted}
+
     def tensors(self) -> list[Tensor]:
         """Return all tensor inputs of the step, in the compiled step's order."""
         return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
@@ -162,15 +171,15 @@ class Layout:
         )
 
 
-def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
-    """Read the layout of the optimizer's next step.
+def read_layout(optimizer: torch.optim.Optimizer, counted: frozenset[str] = frozenset()) -> Layout:
+    """Read the layout of the optimizer's next step, which adds one to the settings ``counted``.
 
     Raises:
         NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
             several devices, state that is not a dict of tensors and constants, a parameter that is there twice.
     """
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    settings = settings_of(optimizer)
+    settings = settings_of(optimizer, counted)
     known = {id(parameter): local(parameter) for parameter in owners}
     if len(known) < len(owners):
         raise NotCompilableError("a parameter is in its groups twice, and each step steps it twice")
@@ -187,7 +196,7 @@ def read_layout(optimizer: torch.optim.Optimizer) -> Layout:
     _require_held(own, owners)
     for held in (own, *settings):
         require_no_identities(held, owners)
-    return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes)
+    return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes, counted)
 
 
 def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
@@ -222,9 +231,21 @@ def optimized_parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Return each group's settings: everything but the parameters and their names."""
-    return [{k: v for k, v in group.items() if k not in ("params", "param_names")} for group in optimizer.param_groups]
+def settings_of(optimizer: torch.optim.Optimizer, counted: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Return each group's settings: everything but the parameters and their names; the ``counted`` ones as floats."""
+    return [
+        {
+            name: float(value) if name in counted and is_number(value) else value
+            for name, value in group.items()
+            if name not in ("params", "param_names")
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a plain number, which a step can count in."""
+    return type(value) in (int, float)
 
 
 def with_values(

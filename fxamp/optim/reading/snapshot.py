@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
-from fxamp.optim.reading.layout import gradients_of
+from fxamp.optim.reading.layout import gradients_of, is_number
 from fxamp.optim.shards import all_plain, local
 from fxamp.torch_private import comparison_with
 
@@ -34,11 +34,13 @@ class Snapshot:
         active: those that are not None.
         settings: the values of each group's settings, "params" among them.
 
+    The values of the settings ``counted`` are compared as floats' are.
+
     Raises:
         NotCompilableError: a gradient is a DTensor and its parameter is not, or the other way round.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, counted: frozenset[str] = frozenset()) -> None:
         groups = optimizer.param_groups
         owners = [parameter for group in groups for parameter in group["params"]]
         self._state = _values_of(optimizer.state.values())
@@ -54,13 +56,17 @@ class Snapshot:
         self._names = [(len(group["params"]), *group) for group in groups]
         self.settings = [list(group.values()) for group in groups]
         self._attributes = own_attributes(optimizer)
+        self._counted = counted
 
     def _fingerprint(self) -> Any:
         settings = [
-            [setting_fingerprint(value) for name, value in zip(names[1:], values, strict=True) if name != "params"]
+            [self._of_setting(name, value) for name, value in zip(names[1:], values, strict=True) if name != "params"]
             for names, values in zip(self._names, self.settings, strict=True)
         ]
         return settings, fingerprint(self._attributes)
+
+    def _of_setting(self, name: object, value: Any) -> Any:
+        return setting_fingerprint(float(value) if name in self._counted and is_number(value) else value)
 
     def plain_settings(self) -> bool:
         """Whether the settings cannot change in place, and the optimizer has no attributes of its own."""

@@ -60,7 +60,7 @@ def _applied(layout: Layout, changes: Entries) -> Layout:
 def _changed_numbers(optimizer: torch.optim.Optimizer, layout: Layout) -> Entries:
     """Run the step on fake tensors, and return tensors for the numbers that it changes."""
     tensors = layout.tensors()
-    _, after = run_without_values(tensors, lambda fakes: run_once(optimizer, layout, fakes, layout.floats()))
+    after = run_without_values(tensors, lambda fakes: run_once(optimizer, layout, fakes, layout.floats())).state
     numbers: Entries = {}
     for owner, entry in after.items():
         if not isinstance(entry, dict):

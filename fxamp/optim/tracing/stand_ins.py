@@ -7,12 +7,16 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymFloat, Tensor
 
-from fxamp.optim.errors import NotCompilableError
+from fxamp.optim.errors import CountsError, MakesStateError, NotCompilableError
 from fxamp.optim.reading.fingerprint import own_attributes
+from fxamp.optim.reading.layout import is_number
 from fxamp.optim.tracing.python_state import PythonState, alike
 from fxamp.torch_private import compile_lock, compiling_flag
+
+Counts = frozenset[tuple[int, str]]
+"""Settings to which a step adds one, as ``group["step"] += 1`` does: the index of the group, and the name."""
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
@@ -55,8 +59,9 @@ def run_on_stand_ins(
     sizes: Sequence[int],
     state: Mapping[Any, Any],
     attributes: Mapping[str, Tensor],
-) -> dict[Any, Any]:
-    """Step ``parameters``, which carry gradients, and return the state after it.
+    counted: frozenset[str] = frozenset(),
+) -> tuple[dict[Any, Any], Counts]:
+    """Step ``parameters``, which carry gradients; return the state after it, and the settings that it counted in.
 
     Args:
         optimizer: unchanged afterwards.
@@ -65,9 +70,12 @@ def run_on_stand_ins(
         sizes: the number of parameters in each group.
         state: the state by stand-in, or by the optimizer's own keys.
         attributes: stand-ins for tensors that the optimizer holds as attributes.
+        counted: the names of settings to which the step may add one.
 
     Raises:
-        NotCompilableError: the step changes more than parameters and state.
+        CountsError: it adds one to other settings.
+        MakesStateError: it makes settings.
+        NotCompilableError: it changes more than parameters, state and such settings.
     """
     remaining = iter(parameters)
     groups_of_stand_ins = [
@@ -93,17 +101,39 @@ def run_on_stand_ins(
                 if name not in attributes_before:
                     delattr(optimizer, name)
             vars(optimizer).update(attributes_before)
-    for old, new in zip(before, after, strict=True):
-        _require_same(old, new)
+    (attributes_then, *groups_then), (attributes_now, *groups_now) = before, after
+    _require_same(attributes_then, attributes_now)
+    counts = _counts(groups_then, groups_now)
+    if others := {name for _, name in counts} - counted:
+        raise CountsError(frozenset(others))
     if changed:
         raise NotCompilableError(f"its step changes what {changed[0]!r} holds, which is neither a parameter nor state")
-    return result
+    return result, counts
 
 
 def _require_same(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     for name in {**before, **after}:
         if name not in before or name not in after or not alike(before[name], after[name]):
             raise NotCompilableError(f"its step replaces {name!r}, which is neither a parameter nor state")
+
+
+def _counts(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Counts:
+    """Return the settings to which the step added one; the others must be as they were."""
+    counts = set()
+    for at, (then, now) in enumerate(zip(before, after, strict=True)):
+        if new := now.keys() - then.keys():
+            raise MakesStateError(f"it makes the settings {', '.join(sorted(new))}")
+        counts |= {(at, name) for name, value in now.items() if _is_next(then[name], value)}
+        _require_same({**then, **{name: now[name] for group, name in counts if group == at}}, now)
+    return frozenset(counts)
+
+
+def _is_next(before: Any, after: Any) -> bool:
+    """Whether a number, possibly symbolic, is one more than another."""
+    if isinstance(before, SymFloat) and isinstance(after, SymFloat):
+        difference = after.node.expr - before.node.expr
+        return bool(difference.is_number) and float(difference) == 1
+    return is_number(before) and is_number(after) and bool(after - before == 1)
 
 
 def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import SymFloat, Tensor
@@ -25,7 +25,7 @@ from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
 from fxamp.optim.tracing.no_writes import NoOtherWrites
-from fxamp.optim.tracing.stand_ins import run_on_stand_ins
+from fxamp.optim.tracing.stand_ins import Counts, run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE, is_scales
@@ -108,17 +108,26 @@ def run_without_values(tensors: Sequence[Tensor], run: Callable[[list[Tensor]], 
             return run(fakes)
 
 
+class Stepped(NamedTuple):
+    """What a step leaves behind: ``gradients`` are those that are not None, ``state`` is by the layout's owners.
+
+    ``counts``: the settings to which it added one.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    state: dict[Any, dict[str, Any]]
+    counts: Counts
+
+
 def run_once(
     optimizer: torch.optim.Optimizer,
     layout: Layout,
     tensors: Sequence[Tensor],
     floats: Sequence[Any],
     wide: bool = False,
-) -> tuple[list[Tensor], dict[Any, dict[str, Any]]]:
-    """Run the step on stand-ins for ``layout.tensors()``; return the parameters, and the state by the layout's owners.
-
-    ``wide``: counters are float64.
-    """
+) -> Stepped:
+    """Run the step on stand-ins for ``layout.tensors()``; ``wide``: its counters are float64."""
     remaining = iter(tensors)
     parameters = [next(remaining) for _ in layout.parameters]
     as_parameters(parameters, layout.owners)
@@ -137,11 +146,11 @@ def run_once(
             values = {name: _widened(value, owner) for name, value in values.items()}
         if values:
             state[owners.get(id(owner), owner) if isinstance(owner, Tensor) else owner] = values
-    after = run_on_stand_ins(optimizer, parameters, settings, layout.sizes, state, attributes)
+    after, counts = run_on_stand_ins(optimizer, parameters, settings, layout.sizes, state, attributes, layout.counted)
     if any(parameter.grad is not own for parameter, own in zip(parameters, gradients, strict=True)):
         raise NotCompilableError("its step sets the grad of a parameter, to None or to another tensor")
     named = {originals.get(id(o), o) if isinstance(o, Tensor) else o: entry for o, entry in after.items()}
-    return parameters, named
+    return Stepped(parameters, [gradient for gradient in gradients if gradient is not None], named, counts)
 
 
 def _widened(value: Any, owner: Tensor) -> Any:
@@ -260,20 +269,20 @@ def _step(
 ) -> None:
     """Run the step on ``values`` in place, with all writes at the end."""
     own = [value.clone() for value in values]
-    new, state = run_once(optimizer, layout, own, floats, wide)
-    for target, value in zip(values, new, strict=False):
+    after = run_once(optimizer, layout, own, floats, wide)
+    for target, value in zip(values, (*after.parameters, *after.gradients), strict=False):
         target.copy_(value)
     for target, value in list(zip(values, own, strict=True))[layout.setting_places()]:
         target.copy_(value)
     slots = iter(values[len(values) - len(layout.state_tensors()) :])
     for owner, entry in layout.state.items():
-        after = state.get(owner, {})
+        new = after.state.get(owner, {})
         for name, before in entry.items():
             if isinstance(before, Tensor):
                 slot = next(slots)
-                slot.copy_(_fit(after.get(name), slot, name))
+                slot.copy_(_fit(new.get(name), slot, name))
             else:
-                _require_same(name, before, after.get(name))
+                _require_same(name, before, new.get(name))
 
 
 def _require_same(name: str, before: Any, after: Any) -> None:
@@ -301,12 +310,12 @@ def _symbol(mode: FakeTensorMode, at: int, value: float) -> SymFloat:
 
 
 def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
-    """Give the graph's inputs their values and roles, and mark the gradients; remove unused nodes."""
-    for node in gm.graph.find_nodes(op="placeholder")[layout.setting_places()]:
+    """Give the graph's inputs their values and roles, and mark the gradients; remove unused nodes and writes."""
+    start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
+    for node in gm.graph.find_nodes(op="placeholder")[start : layout.setting_places().stop]:
         for user in [user for user in node.users if _writes(user) and _is_unchanged(user.args[1], node)]:
             gm.graph.erase_node(user)
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
-    start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
     settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
     state = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
     roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + state
@@ -316,6 +325,11 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
         if start <= at < end:
             node.meta[GRADIENT] = True
     gm.recompile()
+
+
+def writes_gradients(gm: GraphModule) -> bool:
+    """Whether a step's graph changes gradients, as ``p.grad.add_(p, alpha=weight_decay)`` does."""
+    return any(GRADIENT in node.args[0].meta for node in gm.graph.nodes if _writes(node))
 
 
 def changes_nothing(gm: GraphModule) -> bool:
