@@ -24,7 +24,7 @@ from fxamp.optim.reading.snapshot import Likeness, Snapshot
 from fxamp.optim.tracing.counters_as_tensors import counters_as_tensors, numbers_in
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step, wrapped_optimizer
 from fxamp.policy import OptimizerPrecision
-from fxamp.torch_private import compile_lock
+from fxamp.torch_private import compile_lock, is_initialized
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ MOST_COUNTED_PROGRAMS = 5
 """The number of programs for different numbers of steps, such as those of a warm-up and after it."""
 HOST_DECIDES = "the host decides whether to skip, and waits for the device"
 UNCOMPILED = "its step runs uncompiled"
+WRAPPER = "it wraps an optimizer without calling torch.optim.Optimizer.__init__; accepted: compiling what it wraps"
 MOST_STATE_CREATIONS = 16
 """The kinds of state-creating steps without a warning, because an expert may get its first gradient late."""
 
@@ -84,7 +85,8 @@ class CompiledOptimizer:
         self._creating: set[Hashable] = set()
         self._last: dict[StepOptions, _LastStep] = {}
         self._needs_arguments = needs_arguments(optimizer)
-        optimizer.register_state_dict_post_hook(_saved)
+        if is_initialized(optimizer):
+            optimizer.register_state_dict_post_hook(_saved)
 
     @staticmethod
     def of(optimizer: torch.optim.Optimizer) -> "CompiledOptimizer":
@@ -133,6 +135,8 @@ class CompiledOptimizer:
         optimizer = self._optimizer()
         assert optimizer is not None
         try:
+            if not is_initialized(optimizer):
+                raise NotCompilableError(WRAPPER)
             if arguments or self._needs_arguments:
                 raise NotCompilableError("its step is called with a closure or other arguments")
             if replaced_step(optimizer):

@@ -7,14 +7,23 @@ import torch
 from torch.optim import optimizer as _optimizers
 
 
+def is_initialized(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether torch.optim.Optimizer.__init__ has run; many wrappers do not call it, and then have no hooks."""
+    return "_optimizer_state_dict_post_hooks" in vars(optimizer)
+
+
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run before a step, in order: those of all optimizers, then this one's. Breaks loudly."""
+    if not is_initialized(optimizer):
+        return []
     hooks = _optimizers._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
     return [hook for table in hooks for hook in table.values()]
 
 
 def step_post_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run after a step, in order: this optimizer's, then those of all. Breaks loudly."""
+    if not is_initialized(optimizer):
+        return []
     hooks = optimizer._optimizer_step_post_hooks, _optimizers._global_optimizer_post_hooks
     return [hook for table in hooks for hook in table.values()]
 

@@ -13,6 +13,21 @@ from fxamp.optim import CompiledOptimizer
 STEPS = 3
 
 
+class Bare(torch.optim.Optimizer):
+    """Lookahead as pytorch-optimizer has it, and other wrappers: the base is not initialized."""
+
+    def __init__(self, own: torch.optim.Optimizer) -> None:
+        self.own, self.defaults, self.state = own, own.defaults, own.state
+        self.param_groups, self.calls = own.param_groups, 0
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.calls += 1
+        self.own.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.own.zero_grad(set_to_none)
+
+
 class Lookahead(torch.optim.Optimizer):
     """Every second step pulls the weights back to where they were; ``inner`` says how the inner optimizer is held."""
 
@@ -70,6 +85,27 @@ def test_a_step_that_calls_another_optimizers_is_left_to_the_host_and_nothing_is
     step = CompiledOptimizer.of(optimizer)
     assert step.reasons == ("its step calls that of another optimizer, AdamW",)
     assert step.compilations == 0
+
+
+@pytest.mark.parametrize("skip", ["host", "device"])
+def test_a_wrapper_whose_base_is_not_initialized(skip: str, caplog: pytest.LogCaptureFixture) -> None:
+    ours, optimizer = train(lambda parameters: Bare(torch.optim.AdamW(parameters, lr=0.1)), skip)
+    expected, _ = train(lambda parameters: torch.optim.AdamW(parameters, lr=0.1), "host")
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+    assert ("without calling torch.optim.Optimizer.__init__" in caplog.text) == (skip == "device")
+    assert optimizer.calls == STEPS  # type: ignore[attr-defined]
+
+
+def test_a_wrapper_steps_compiled_if_what_it_wraps_is(caplog: pytest.LogCaptureFixture) -> None:
+    own = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    plain, wrapped = (torch.optim.AdamW([parameter]) for parameter in own)
+    compiled = fxamp.compile_optimizer(Bare(fxamp.compile_optimizer(wrapped, lowering="aot_eager")))
+    for _ in range(STEPS):
+        for parameter, optimizer in zip(own, (plain, compiled), strict=True):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+    assert "Bare: its step runs uncompiled: it wraps an optimizer without" in caplog.text
+    assert torch.equal(*own) and CompiledOptimizer.of(wrapped).compilations == 1
 
 
 @pytest.mark.parametrize("arguments", [(), (None,)])

@@ -38,6 +38,23 @@ def test_an_optimizers_hooks_are_called_in_torchs_order() -> None:
     assert ([*private.step_pre_hooks(optimizer)], [*private.step_post_hooks(optimizer)]) == usual
 
 
+class Wrapper(torch.optim.Optimizer):
+    """It is no optimizer of torch's making: its base has not been initialized."""
+
+    def __init__(self, own: torch.optim.Optimizer) -> None:
+        self.param_groups = own.param_groups
+
+
+def test_a_wrapper_has_no_hooks() -> None:
+    own = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    assert private.is_initialized(own) and not private.is_initialized(Wrapper(own))
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        assert [*private.step_pre_hooks(Wrapper(own)), *private.step_post_hooks(Wrapper(own))] == []
+    finally:
+        handle.remove()
+
+
 def test_a_noted_step_keeps_schedulers_quiet() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
