@@ -25,6 +25,11 @@ def corrected(group: Group) -> Any:
     return group["lr"] / (1 - 0.9 ** group["step"])
 
 
+def corrected_by_math(group: Group) -> Any:
+    group["step"] += 1
+    return group["lr"] * math.sqrt(1 - math.pow(0.99, group["step"])) / (1 - 0.9 ** group["step"])
+
+
 def counted_after(group: Group) -> Any:
     rate = group["lr"] * (group["step"] + 1) ** -0.5
     group["step"] += 1
@@ -93,7 +98,14 @@ def stepped(optimizer: Counting, steps: int, lowering: str | None = None) -> lis
 @pytest.mark.parametrize("lowering", ["aot_eager", "inductor", "interpreter"])
 @pytest.mark.parametrize(
     "rate, programs",
-    [(corrected, 1), (counted_after, 1), (warmed_up, 2), (every_second, 2), (counted_in_a_float, 1)],
+    [
+        (corrected, 1),
+        (corrected_by_math, 1),
+        (counted_after, 1),
+        (warmed_up, 2),
+        (every_second, 2),
+        (counted_in_a_float, 1),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_compiled_step_counts_as_its_own_code_does(rate: Rate, programs: int, lowering: str) -> None:

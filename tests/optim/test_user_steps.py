@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.oracles.guarded_runs import parts_of
 from torch import Tensor, nn
 
 import fxamp
 from fxamp.kernels import Implementation, forced
+from fxamp.optim import CompiledOptimizer
+from fxamp.optim.programs.kind_step import KindStep
 
 UPDATES: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros_like.normal_": lambda p: torch.zeros_like(p).normal_(),
@@ -354,3 +357,53 @@ def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> 
         return [*(p.detach() for p in parameters), *(p.grad for p in parameters if p.grad is not None)]
 
     torch.testing.assert_close(run(True), run(False))
+
+
+class OnLists(torch.optim.Optimizer):
+    """SGD with momentum by ops on lists; ``foreach=False`` takes another way, which also negates the gradients."""
+
+    def __init__(self, parameters: Any, foreach: bool) -> None:
+        super().__init__(parameters, {"lr": 0.1, "foreach": foreach})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = group["params"]
+            means = [self.state[p].setdefault("mean", torch.zeros_like(p)) for p in parameters]
+            torch._foreach_mul_(means, 0.9)
+            torch._foreach_add_(means, [p.grad for p in parameters])
+            torch._foreach_addcdiv_(parameters, means, [m.abs() + 1 for m in means], value=-group["lr"])
+            if not group["foreach"]:
+                torch._foreach_neg_([p.grad for p in parameters])
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_ops_on_lists_are_one_program_for_all_parameters(lowering: str, foreach: bool) -> None:
+    def run(compiled: bool) -> tuple[list[Tensor], torch.optim.Optimizer]:
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((5,), (2, 3), (4, 1))]
+        optimizer = OnLists(parameters, foreach)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager" if lowering == "aot_eager" else "inductor")
+        with forced(Implementation.INTERPRETER) if compiled and lowering == "interpreter" else nullcontext():
+            for _ in range(3):
+                for parameter in parameters:
+                    parameter.grad = torch.randn(parameter.shape, generator=generator)
+                optimizer.step()
+        return [*(p.detach() for p in parameters), *(p.grad for p in parameters if p.grad is not None)], optimizer
+
+    own, optimizer = run(True)
+    torch.testing.assert_close(own, run(False)[0])
+    (part,) = parts_of(CompiledOptimizer.of(optimizer))
+    assert isinstance(part, KindStep) and len(part.members.kinds) == 3
+
+
+def test_a_number_that_is_read_from_a_tensor_runs_uncompiled(caplog: pytest.LogCaptureFixture) -> None:
+    def body(parameter: nn.Parameter, state: State, rate: float) -> None:
+        state["seen"] += parameter.grad.abs().sum().item()  # type: ignore[union-attr]
+        parameter.sub_(parameter.grad, alpha=rate / (1 + state["seen"]))
+
+    own, compiled = (stepped(body, lambda _: {"seen": 0}, way, torch.float32) for way in ("eager", "aot_eager"))
+    torch.testing.assert_close(compiled, own)
+    assert "Written: its step runs uncompiled: it reads the value of a tensor on the host" in caplog.text

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.reading.layout import Layout
-from fxamp.optim.tracing.trace import run_once, run_without_values
+from fxamp.optim.tracing.trace import ops_on_lists, run_once, run_without_values
 
 COUPLED = -1
 SIZES = "sizes"
@@ -83,6 +83,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._read: dict[Any, tuple[int | None, Hashable]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in ops_on_lists():
+            with self:
+                return ops_on_lists()[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         owners: set[int] = set()
         line = (func, *(self._token(item, owners) for item in args), self._token(kwargs or {}, owners))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fxamp.optim.errors import MakesStateError, NotCompilableError
+from fxamp.optim.errors import MakesStateError, NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout
 from fxamp.optim.tracing.trace import run_once, run_without_values
 from fxamp.torch_devices import moved
@@ -70,7 +70,8 @@ def _changed_numbers(optimizer: torch.optim.Optimizer, layout: Layout) -> Entrie
             if name not in known or (known[name] is None and value is not None):
                 raise MakesStateError(f"it makes {name!r} of the state")
             _require_same_kind(name, known[name], value)
-            number = _number(name, known[name], value, owner)
+            with explaining_failures():  # a number that was read from a tensor cannot be compared
+                number = _number(name, known[name], value, owner)
             if number is not None:
                 numbers.setdefault(owner, {})[name] = number
     return numbers

@@ -13,6 +13,7 @@ from fxamp.optim.errors import CountsError, MakesStateError, NotCompilableError
 from fxamp.optim.reading.fingerprint import own_attributes
 from fxamp.optim.reading.layout import is_number
 from fxamp.optim.tracing.python_state import PythonState, alike
+from fxamp.optim.tracing.symbolic_math import symbolic_math
 from fxamp.torch_private import compile_lock, compiling_flag
 
 Counts = frozenset[tuple[int, str]]
@@ -79,7 +80,7 @@ def run_on_stand_ins(
     """
     remaining = iter(parameters)
     groups_of_stand_ins = [
-        {**settings, "params": list(islice(remaining, size)), **_device_step(settings)}
+        {**settings, "params": list(islice(remaining, size)), **_device_step(optimizer, settings)}
         for size, settings in zip(sizes, groups, strict=True)
     ]
     with compile_lock():  # a second trace would restore the stand-ins of the first
@@ -90,7 +91,7 @@ def run_on_stand_ins(
         own_groups, own_state = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = groups_of_stand_ins, defaultdict(dict, state)
         try:
-            with compiling_flag(), torch.no_grad():
+            with compiling_flag(), symbolic_math(), torch.no_grad():
                 plain_step(optimizer)(optimizer)
             result = dict(optimizer.state)
         finally:
@@ -136,10 +137,12 @@ def _is_next(before: Any, after: Any) -> bool:
     return is_number(before) and is_number(after) and bool(after - before == 1)
 
 
-def _device_step(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _device_step(optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that make torch's optimizers keep step counters on the device and use plain ops.
 
-    ``foreach`` is off, because the trace has an op for each tensor in any case.
+    ``foreach`` of others stays, because their code for lists can differ from that for single tensors.
     """
-    forms = {"capturable": True, "fused": False, "foreach": False}
+    forms = {"capturable": True, "fused": False}
+    if plain_step(optimizer).__module__.startswith("torch.optim."):
+        forms["foreach"] = False
     return {name: value for name, value in forms.items() if name in settings}

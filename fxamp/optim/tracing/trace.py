@@ -246,14 +246,14 @@ def trace_step(
 
     with mode, torch.no_grad(), explaining_failures():
         functional = torch.func.functionalize(flat, remove="mutations")
-        gm = make_fx(functional, decompositions | _single_ops())(*inputs, *floats)
+        gm = make_fx(functional, decompositions | ops_on_lists())(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
     return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
 
 
 @functools.cache
-def _single_ops() -> dict[Any, Callable[..., Any]]:
+def ops_on_lists() -> dict[Any, Callable[..., Any]]:
     """Return decompositions of ops on lists of tensors: op by op for each tensor, as torch computes them on a CPU.
 
     So a step that calls them is the same program for each parameter.
