@@ -230,9 +230,11 @@ def _raises_as_written(program: Program, setting: Setting, raised: str, expected
 
 
 def _equals_the_program(program: Program, setting: Setting, plain: Outcome, differences: list[str]) -> bool:
-    """Whether only values differ, and all is bit for bit what eager autocast makes of the program itself.
+    """Whether only values differ, and each is bit for bit what eager autocast makes of the program itself.
 
-    The oracle unrolls loops, and a loop adds the terms of a gradient in an order of its own.
+    The oracle unrolls loops. A loop adds the terms of a gradient in an order of its own, and its backward, which runs
+    outside of autocast, recomputes its turns in float32. What equals the oracle may differ from the program: the
+    recomputation of a checkpoint adds terms in an order of its own too.
     """
     if not all(BY in one for one in differences):
         return False
@@ -241,7 +243,8 @@ def _equals_the_program(program: Program, setting: Setting, plain: Outcome, diff
     except Exception:  # eager mode does not run each of these loops
         return False
     left = _differences(lambda: run_compiled(program, setting), written, plain, setting)
-    return all(map(_is_idle, left))  # torch.compile's own, and no others, are already excused
+    # Idle gradients are torch.compile's own; no others are left.
+    return all(map(_is_idle, left)) or (all(BY in one for one in left) and _are_apart(differences, left))
 
 
 def _reordered(program: Program, setting: Setting, expected: Outcome, differences: list[str]) -> bool:
