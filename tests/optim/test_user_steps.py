@@ -372,6 +372,7 @@ class OnLists(torch.optim.Optimizer):
             means = [self.state[p].setdefault("mean", torch.zeros_like(p)) for p in parameters]
             torch._foreach_mul_(means, 0.9)
             torch._foreach_add_(means, [p.grad for p in parameters])
+            torch._foreach_copy_([self.state[p].setdefault("last", torch.zeros_like(p)) for p in parameters], means)
             torch._foreach_addcdiv_(parameters, means, [m.abs() + 1 for m in means], value=-group["lr"])
             if not group["foreach"]:
                 torch._foreach_neg_([p.grad for p in parameters])

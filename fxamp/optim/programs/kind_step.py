@@ -39,7 +39,7 @@ from fxamp.optim.programs.lowering import (
     generates,
     must_lift,
 )
-from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size, writes_gradients
+from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
 from fxamp.passes.base import Context
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
@@ -198,7 +198,7 @@ def lower_kinds(
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     numbers = tuple(Numbers(device) for _ in uses) if lift and traced.symbols else ()
     members = Members.of(uses, places, tensors)
-    if members.reordered and writes_gradients(gm):
+    if members.reordered and traced.writes_gradients:
         raise NotCompilableError("it writes to its gradient, whose order of memory is not its parameter's")
     interpret = implementation(device) is Implementation.INTERPRETER
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None

@@ -29,7 +29,6 @@ from fxamp.optim.tracing.trace import (
     run_without_values,
     trace_step,
     wide_fakes,
-    writes_gradients,
 )
 from fxamp.passes.step.lift_scalars import liftable, unliftable_inputs
 
@@ -62,7 +61,7 @@ class CompiledParts:
     @cached_property
     def writes_gradients(self) -> bool:
         """Whether the step changes gradients in place."""
-        return any(writes_gradients(part.traced.module) for part in self.parts)
+        return any(part.traced.writes_gradients for part in self.parts)
 
     def __call__(
         self,
@@ -168,7 +167,7 @@ def _program_alone(
     packed = None if precision is None else pass_for(layout, first, precision.table)
     fakes = wide_fakes if packed is not None else flat_fakes
     use = ProgramUse(kind, best_trace(optimizer, layout.only((first,)), options, fakes), packed)
-    if packed is not None and writes_gradients(use.traced.module):
+    if packed is not None and use.traced.writes_gradients:
         raise NotCompilableError("it writes to its gradient, which is not stored in fewer bits")
     return use
 

@@ -26,7 +26,7 @@ from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
 from fxamp.optim.tracing.no_writes import NoOtherWrites
 from fxamp.optim.tracing.stand_ins import Counts, run_on_stand_ins
-from fxamp.passes.step.fold_unscale import GRADIENT
+from fxamp.passes.step.fold_unscale import GRADIENT, gradients
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE, is_scales
 from fxamp.torch_dtypes import NARROW
@@ -34,6 +34,7 @@ from fxamp.torch_private import make_fx
 from fxamp.torch_private.parts.dynamo import ConstantSource
 from fxamp.torch_private.parts.fx import enable_python_dispatcher
 
+aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -53,6 +54,7 @@ class Traced:
         symbols: the lifted floats' symbols, in order.
         floats: the values of all floats when it was traced; floats that are not lifted are constants in the graph.
         lifted: the indices of the floats that are inputs, in order.
+        writes_gradients: whether the step changes gradients, as ``p.grad.add_(p, alpha=weight_decay)`` does.
     """
 
     module: GraphModule
@@ -61,6 +63,7 @@ class Traced:
     symbols: tuple[Any, ...]
     floats: tuple[float, ...] = ()
     lifted: tuple[int, ...] = ()
+    writes_gradients: bool = False
 
     def inputs(self, floats: Sequence[float]) -> list[float]:
         """Return the floats, out of all ``floats``, that the graph takes as inputs."""
@@ -249,7 +252,8 @@ def trace_step(
         gm = make_fx(functional, decompositions | ops_on_lists())(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
-    return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted))
+    writes_gradients = any(_writes(user) for node in gradients(gm) for user in node.users)
+    return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted), writes_gradients)
 
 
 @functools.cache
@@ -258,8 +262,8 @@ def ops_on_lists() -> dict[Any, Callable[..., Any]]:
 
     So a step that calls them is the same program for each parameter.
     """
-    names = [name for name in dir(torch) if name.startswith("_foreach_")]
-    packets = [getattr(torch.ops.aten, name) for name in names]
+    names = {name.removesuffix("_") for name in dir(torch) if name.startswith("_foreach_")}
+    packets = [getattr(aten, form) for name in names for form in (name, f"{name}_") if hasattr(aten, form)]
     ops = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
     return {op: functools.partial(op._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd) for op in ops}
 
@@ -325,11 +329,6 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
         if start <= at < end:
             node.meta[GRADIENT] = True
     gm.recompile()
-
-
-def writes_gradients(gm: GraphModule) -> bool:
-    """Whether a step's graph changes gradients, as ``p.grad.add_(p, alpha=weight_decay)`` does."""
-    return any(GRADIENT in node.args[0].meta for node in gm.graph.nodes if _writes(node))
 
 
 def changes_nothing(gm: GraphModule) -> bool:
