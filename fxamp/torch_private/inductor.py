@@ -53,17 +53,21 @@ def order_writes() -> None:
     """From now on Inductor keeps reads of a buffer behind the writes to it. Imports Inductor. Breaks loudly.
 
     When its C++ backend recomputes a node's loops to fuse it, it loses the fact that the node reads the result of a
-    scatter, and may move the node before the scatter, so that gradients become zero.
+    scatter, and may move the node before the scatter, so that gradients become zero. Before torch 2.13 it also loses
+    that the node writes to what others must read first.
     """
+    from torch._inductor.dependencies import StarDep, WeakDep
     from torch._inductor.scheduler import SchedulerNode
+    from torch.utils._ordered_set import OrderedSet
 
     recompute = SchedulerNode.recompute_size_and_body
     if recompute.__module__ == __name__:
         return
 
     def recompute_and_rename(node: SchedulerNode, *args: Any, **kwargs: Any) -> None:
+        order: Any = OrderedSet(dep for dep in node.read_writes.reads if isinstance(dep, (WeakDep, StarDep)))
         recompute(node, *args, **kwargs)
-        node.set_read_writes(node.read_writes.rename(node.mutation_renames))
+        node.set_read_writes(node.read_writes.with_read(order).rename(node.mutation_renames))
 
     SchedulerNode.recompute_size_and_body = recompute_and_rename  # type: ignore[method-assign, assignment]
 

@@ -9,9 +9,11 @@ import torch
 import torch._inductor.compile_fx
 from torch import Tensor
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.scheduler import Scheduler, SchedulerNode
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
 
 from fxamp import torch_private as private
 
@@ -50,18 +52,47 @@ def test_outputs_that_became_none_have_no_layout() -> None:
     assert '"user_visible_output_idxs"' in lowering
 
 
-def test_a_node_that_is_computed_again_keeps_the_names_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_computed_again_keeps_its_place_and_the_names_of_what_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     computed = []
     monkeypatch.setattr(SchedulerNode, "recompute_size_and_body", lambda node, *args, **kwargs: computed.append(args))
     private.order_writes()
     mended = SchedulerNode.recompute_size_and_body
     private.order_writes()
     assert SchedulerNode.recompute_size_and_body is mended, "once"
+    before = WeakDep("input", "write"), StarDep("scatter")
     node = Mock(mutation_renames={"before": "after"})
+    node.read_writes.reads = OrderedSet([*before, Mock()])
     mended(node, None)
     assert computed == [(None,)]
-    node.read_writes.rename.assert_called_once_with({"before": "after"})
-    node.set_read_writes.assert_called_once_with(node.read_writes.rename.return_value)
+    node.read_writes.with_read.assert_called_once_with(OrderedSet(before))
+    renamed = node.read_writes.with_read.return_value.rename
+    renamed.assert_called_once_with({"before": "after"})
+    node.set_read_writes.assert_called_once_with(renamed.return_value)
+
+
+def test_an_input_is_written_to_after_it_is_read_in_another_order_of_memory() -> None:
+    """Two kernels read the input, by their loops in the order of its memory and of the other input's."""
+
+    def step(gradient: Tensor, parameter: Tensor, mean: Tensor, skip: Tensor) -> None:
+        changed = gradient + 0.1 * parameter
+        new = mean * 0.9 + changed
+        parameter.copy_(torch.where(skip, parameter, parameter - new))
+        gradient.copy_(torch.where(skip, gradient, changed))
+        mean.copy_(torch.where(skip, mean, new))
+
+    def inputs() -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        gradient, parameter, mean = (torch.randn(2, 3, 2, 2, generator=generator) for _ in range(3))
+        last = torch.channels_last
+        return [gradient, parameter.to(memory_format=last), mean.to(memory_format=last), torch.tensor(False)]
+
+    private.order_writes()
+    compiled, own = inputs(), inputs()
+    torch.compile(step)(*compiled)
+    step(*own)
+    torch.testing.assert_close(compiled, own)
 
 
 def test_inductor_reads_whose_inputs_are_realized_where_it_lowers() -> None:
