@@ -85,7 +85,8 @@ class CompiledOptimizer:
         self._creating: set[Hashable] = set()
         self._last: dict[StepOptions, _LastStep] = {}
         self._needs_arguments = needs_arguments(optimizer)
-        if is_initialized(optimizer):
+        self._is_wrapper = not is_initialized(optimizer)
+        if not self._is_wrapper:
             optimizer.register_state_dict_post_hook(_saved)
 
     @staticmethod
@@ -135,7 +136,7 @@ class CompiledOptimizer:
         optimizer = self._optimizer()
         assert optimizer is not None
         try:
-            if not is_initialized(optimizer):
+            if self._is_wrapper:
                 raise NotCompilableError(WRAPPER)
             if arguments or self._needs_arguments:
                 raise NotCompilableError("its step is called with a closure or other arguments")

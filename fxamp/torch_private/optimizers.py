@@ -14,17 +14,23 @@ def is_initialized(optimizer: torch.optim.Optimizer) -> bool:
 
 def step_pre_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run before a step, in order: those of all optimizers, then this one's. Breaks loudly."""
-    if not is_initialized(optimizer):
+    try:
+        hooks = _optimizers._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
+    except AttributeError:
+        if is_initialized(optimizer):
+            raise
         return []
-    hooks = _optimizers._global_optimizer_pre_hooks, optimizer._optimizer_step_pre_hooks
     return [hook for table in hooks for hook in table.values()]
 
 
 def step_post_hooks(optimizer: torch.optim.Optimizer) -> Sequence[Callable[..., Any]]:
     """Return the hooks that run after a step, in order: this optimizer's, then those of all. Breaks loudly."""
-    if not is_initialized(optimizer):
+    try:
+        hooks = optimizer._optimizer_step_post_hooks, _optimizers._global_optimizer_post_hooks
+    except AttributeError:
+        if is_initialized(optimizer):
+            raise
         return []
-    hooks = optimizer._optimizer_step_post_hooks, _optimizers._global_optimizer_post_hooks
     return [hook for table in hooks for hook in table.values()]
 
 
