@@ -265,7 +265,9 @@ def test_another_policy_takes_what_was_packed() -> None:
 @pytest.mark.parametrize("weights", ["as-is", "kahan"])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("momentum", [0.5, 0])
-@pytest.mark.parametrize("lowering", ["aot_eager", "inductor", "interpreter"])
+@pytest.mark.parametrize(
+    "lowering", ["aot_eager", "inductor", pytest.param("interpreter", marks=pytest.mark.exhaustive)]
+)
 def test_small_updates_of_16_bit_weights(weights: str, rounding: str, momentum: float, lowering: str) -> None:
     """A hundred updates of a thousandth each: nearest rounding loses them all, the others do not."""
     own = [nn.Parameter(torch.ones(2000, dtype=torch.bfloat16))]

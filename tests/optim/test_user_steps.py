@@ -328,7 +328,7 @@ def exchanged(parameter: nn.Parameter, state: State, rate: float) -> None:
     parameter.sub_(state["mean"], alpha=rate)
 
 
-@pytest.mark.parametrize("skip", [None, "host", "device"])
+@pytest.mark.parametrize("skip", [None, pytest.param("host", marks=pytest.mark.exhaustive), "device"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("body", [decayed, kept_in_the_gradient, exchanged], ids=lambda body: body.__name__)
 def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> None:
