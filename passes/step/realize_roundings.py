@@ -14,19 +14,12 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, tensor_value
 from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.widening import CASTS
 from fxamp.torch_dtypes import NARROW
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
-_COPIES = frozenset(
-    {
-        aten.alias.default,
-        aten.clone.default,
-        aten.detach.default,
-        aten._to_copy.default,
-        prims.convert_element_type.default,
-    }
-)
+_COPIES = frozenset({aten.alias.default, aten.clone.default, aten.detach.default, *CASTS})
 
 _SUMS: dict[Any, int] = {
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.lerp.Scalar, aten.lerp.Tensor), 2),
@@ -105,7 +98,8 @@ def _roundings_between(start: Node, end: Node) -> set[Node] | None:
         stack.pop()
         if node not in found:
             reached = [between for term in _terms(node) if (between := found[term]) is not None]
-            found[node] = {node for node in (node,) if _rounds(node)}.union(*reached) if reached else None
+            own = {node} if _rounds(node) else set()
+            found[node] = own.union(*reached) if reached else None
     return found[end]
 
 

@@ -50,8 +50,13 @@ def root(a: str, kind: str) -> str:
     return f"tl.sqrt_rn({a})" if kind == "float32" else f"tl.sqrt({a})"
 
 
+def number(text: str, kind: str) -> str:
+    """A literal as a 0-dim value of its type; Triton's functions would take it for a float32."""
+    return f"tl.full((), {text}, tl.{kind})"
+
+
 def reciprocal(a: str, kind: str) -> str:
-    return divide(f"tl.full((), 1.0, tl.{kind})", a, kind)
+    return divide(number("1.0", kind), a, kind)
 
 
 def lerp(a: str, b: str, weight: str, kind: str) -> str:
@@ -61,8 +66,7 @@ def lerp(a: str, b: str, weight: str, kind: str) -> str:
 
 
 def lerp_number(a: str, b: str, weight: str, kind: str) -> str:
-    """``lerp`` by a number, which ``tl.where`` would take for a float32."""
-    return lerp(a, b, f"tl.full((), {weight}, tl.{kind})", kind)
+    return lerp(a, b, number(weight, kind), kind)
 
 
 def nan_max(a: str, b: str, kind: str) -> str:
@@ -167,7 +171,7 @@ class Expressions:
         if target is aten.copy.default:
             return self.operand(args[1], dtype)
         if target in (aten.full.default, aten.scalar_tensor.default):
-            return f"tl.full((), {_literal(args[-1] if target is not aten.full.default else args[1])}, tl.{kind})"
+            return number(_literal(args[-1] if target is not aten.full.default else args[1]), kind)
         if target is aten.where.self:
             return f"tl.where({self.name(args[0])}, {self.operand(args[1], dtype)}, {self.operand(args[2], dtype)})"
         if target in COMPARISONS:
@@ -212,10 +216,7 @@ class Expressions:
         if is_flat(node):
             raise NotGeneratedError(f"its step raises each element to the power {exponent}")
         wide = torch.float64
-        if not isinstance(base, Node):
-            base_text = f"tl.full((), {_literal(base)}, tl.float64)"  # tl.log2 takes a literal for a float32
-        else:
-            base_text = self.operand(base, wide)
+        base_text = self.operand(base, wide) if isinstance(base, Node) else number(_literal(base), CARRIED[wide])
         return f"({power(base_text, self.operand(exponent, wide))}).to(tl.{CARRIED[dtype]})"
 
     def _clamp(self, node: Node, dtype: torch.dtype) -> str:

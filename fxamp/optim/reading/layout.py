@@ -235,12 +235,17 @@ def settings_of(optimizer: torch.optim.Optimizer, counted: frozenset[str] = froz
     """Return each group's settings: everything but the parameters and their names; the ``counted`` ones as floats."""
     return [
         {
-            name: float(value) if name in counted and is_number(value) else value
+            name: setting_as_read(name, value, counted)
             for name, value in group.items()
             if name not in ("params", "param_names")
         }
         for group in optimizer.param_groups
     ]
+
+
+def setting_as_read(name: object, value: Any, counted: frozenset[str]) -> Any:
+    """Return a group's setting as a compiled step reads it: the ``counted`` numbers are floats."""
+    return float(value) if name in counted and is_number(value) else value
 
 
 def is_number(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
-from fxamp.optim.reading.layout import gradients_of, is_number
+from fxamp.optim.reading.layout import gradients_of, setting_as_read
 from fxamp.optim.shards import all_plain, local
 from fxamp.torch_private import comparison_with
 
@@ -60,13 +60,14 @@ class Snapshot:
 
     def _fingerprint(self) -> Any:
         settings = [
-            [self._of_setting(name, value) for name, value in zip(names[1:], values, strict=True) if name != "params"]
+            [
+                setting_fingerprint(setting_as_read(name, value, self._counted))
+                for name, value in zip(names[1:], values, strict=True)
+                if name != "params"
+            ]
             for names, values in zip(self._names, self.settings, strict=True)
         ]
         return settings, fingerprint(self._attributes)
-
-    def _of_setting(self, name: object, value: Any) -> Any:
-        return setting_fingerprint(float(value) if name in self._counted and is_number(value) else value)
 
     def plain_settings(self) -> bool:
         """Whether the settings cannot change in place, and the optimizer has no attributes of its own."""

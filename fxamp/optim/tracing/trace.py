@@ -337,7 +337,7 @@ def changes_nothing(gm: GraphModule) -> bool:
 
 
 def _is_unchanged(value: Any, node: Any) -> bool:
-    copies = {torch.ops.aten.clone.default: 0, torch.ops.aten.alias.default: 0, torch.ops.aten.copy.default: 1}
+    copies = {aten.clone.default: 0, aten.alias.default: 0, aten.copy.default: 1}
     while isinstance(value, torch.fx.Node) and value is not node and value.target in copies:
         value = value.args[copies[value.target]]
     return value is node
