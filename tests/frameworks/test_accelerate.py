@@ -240,7 +240,8 @@ def retried(pair: tuple[Any, Prepare]) -> Loop:
     return loop
 
 
-@pytest.mark.parametrize("dtype", exhaustive(POLICIES, always=["fp16"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", POLICIES)
 def test_after_free_memory_it_prepares_again(dtype: str) -> None:
     """An overflow of the run that ended is none of the next run's."""
     theirs, ours = retried(by_accelerate(dtype)), retried(by_fxamp(dtype))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import each_once
+from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
 from test_accounts import Net
 from torch import Tensor
@@ -16,7 +17,7 @@ import fxamp
 from fxamp.reports.nonfinite import NonFinite
 
 LOWERINGS = ("eager", "aot_eager")
-ALL_LOWERINGS = [*LOWERINGS, pytest.param("inductor", marks=pytest.mark.inductor)]
+ALL_LOWERINGS = [*LOWERINGS, pytest.param("inductor", marks=[needs_compiler, pytest.mark.exhaustive])]
 
 
 def trained(program: Callable[[Tensor], Tensor], lowering: str, size: float, **options: object) -> list[NonFinite]:

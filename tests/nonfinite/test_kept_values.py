@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 
@@ -39,7 +40,9 @@ def stepped(keep: Any, lowering: str, size: float) -> tuple[nn.Module, Tensor]:
     return model, model.linear.weight.grad
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize(
+    "lowering", ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.exhaustive])]
+)
 def test_what_16_bits_cannot_keep_is_named(lowering: str) -> None:
     assert fxamp.report(stepped("float16", lowering, 1e3)[0]).nonfinite == ()
     model, gradient = stepped("float16", lowering, 2e3)

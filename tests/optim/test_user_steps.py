@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
 from torch import Tensor, nn
 
@@ -244,7 +245,7 @@ def split(parameter: nn.Parameter, state: State, rate: float) -> None:
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", exhaustive([torch.bfloat16, torch.float16], always=[torch.bfloat16]))
 @pytest.mark.parametrize("body", [compensated, compensated_as_lists, two_sum, split], ids=lambda body: body.__name__)
 def test_rounding_errors_are_not_zeros(body: Body, dtype: torch.dtype, lowering: str) -> None:
     own, compiled = (stepped(body, lambda p: {"lost": torch.zeros_like(p)}, way, dtype) for way in ("eager", lowering))
@@ -270,7 +271,7 @@ def power_of_an_integer(parameter: nn.Parameter, state: State, rate: float) -> N
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", exhaustive([torch.float32, torch.float64], always=[torch.float32]))
 @pytest.mark.parametrize("body, number", [(powers, {"power": 1.0}), (power_of_an_integer, {"steps": 0})])
 def test_python_numbers_in_the_state_are_float64(body: Body, number: State, dtype: torch.dtype, lowering: str) -> None:
     def state(parameter: nn.Parameter) -> State:
@@ -328,7 +329,7 @@ def exchanged(parameter: nn.Parameter, state: State, rate: float) -> None:
     parameter.sub_(state["mean"], alpha=rate)
 
 
-@pytest.mark.parametrize("skip", [None, pytest.param("host", marks=pytest.mark.exhaustive), "device"])
+@pytest.mark.parametrize("skip", exhaustive([None, "host", "device"], always=["device"]))
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("body", [decayed, kept_in_the_gradient, exchanged], ids=lambda body: body.__name__)
 def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.scaled_runs import compile_scaled, leaf, make_scaler
 from support.programs.small_models import Layer
 from torch import Tensor, nn
@@ -169,8 +169,8 @@ drops = st.tuples(st.just("drop"), st.sampled_from(["lower", "upper", "net", "ma
 finishes = st.tuples(st.just("finish"), st.sampled_from([("net", "maker"), ("lower", "upper", "maker")]))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@settings(max_examples=12, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.one_of(backwards, backwards, drops, drops, finishes), min_size=4, max_size=14), st.booleans())
 @example([("backward", True, True), ("drop", "net"), ("backward", False, False)], True)
 def test_any_order_of_backwards_and_drops_is_torchs(

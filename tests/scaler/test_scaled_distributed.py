@@ -43,8 +43,8 @@ CASES = {
 }
 
 
-#: The wrapper inside and outside of the graph, each lowering, and what changes when or in what gradients are reduced.
-ALWAYS = ["the wrapped model", "the model inside", "eager", "summed in bfloat16", "accumulated", "several buckets"]
+#: The wrapper inside and outside of the graph, and gradients that are reduced once for two backwards.
+ALWAYS = ["the wrapped model", "the model inside", "accumulated"]
 
 
 class Net(nn.Module):

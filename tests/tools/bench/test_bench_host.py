@@ -18,7 +18,7 @@ BUDGET = {
     "scaled convolutions": (1.09, 0.0),
     "compiled optimizer": (0.50, 0.0),
 }
-FEW, MORE = 8, 24
+FEW, MORE = 8, 12
 
 
 def counted(kind: str, parameters: int) -> dict[str, int]:
@@ -26,7 +26,7 @@ def counted(kind: str, parameters: int) -> dict[str, int]:
     return calls(start(Row(kind, parameters)))
 
 
-@pytest.mark.parametrize("kind", exhaustive(KINDS, always=["scaled", "compiled optimizer"]))
+@pytest.mark.parametrize("kind", exhaustive(KINDS, always=["compiled optimizer"]))
 def test_a_step_stays_within_its_budget_of_calls(kind: str) -> None:
     """Calls, not time: a count is the same on a busy machine."""
     most, most_for_each = BUDGET[kind]
