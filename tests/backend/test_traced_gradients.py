@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import assert_like_autocast, leaf
 from torch import Tensor
 from torch.nn import functional as F
@@ -50,9 +51,7 @@ def backward(x: Tensor, w: Tensor) -> Any:
 PROGRAMS = (of_a_weight, penalty, of_a_value_in_16_bits, of_both, backward)
 
 
-@pytest.mark.parametrize("around", [False, True])
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_once("program, lowering, around", PROGRAMS, ["eager", "aot_eager"], [False, True])
 def test_traced_gradients(program: Callable[..., Any], lowering: str, around: bool) -> None:
     torch._dynamo.utils.counters.clear()
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering, around=around)

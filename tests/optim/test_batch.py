@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 
 import fxamp
@@ -57,7 +58,7 @@ def trained(name: str, compiled: bool, late: bool = False) -> tuple[list[nn.Para
     return own, optimizer
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", exhaustive(OPTIMIZERS, always=["AdamW"]))
 def test_small_parameters_are_stepped_together_as_torch_steps_them(name: str, steps: list[Any]) -> None:
     """Not those with many elements, without dimensions, or in another order of memory."""
     (own, optimizer), (others, reference) = trained(name, compiled=True), trained(name, compiled=False)
@@ -111,7 +112,7 @@ def calls(optimizer: torch.optim.Optimizer) -> int:
 
 def test_a_step_makes_no_calls_for_each_small_parameter() -> None:
     counts = []
-    for number in (10, 110):
+    for number in (10, 35):
         own = [nn.Parameter(torch.ones(4, 4)) for _ in range(number)]
         for parameter in own:
             parameter.grad = torch.ones(4, 4)
@@ -119,4 +120,4 @@ def test_a_step_makes_no_calls_for_each_small_parameter() -> None:
         for _ in range(3):
             optimizer.step()
         counts.append(calls(optimizer))
-    assert round((counts[1] - counts[0]) / 100) == 0
+    assert round((counts[1] - counts[0]) / 25) == 0

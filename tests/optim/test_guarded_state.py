@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
 from support.oracles.side_by_side import assert_same
 from support.programs.every_optimizer import OPTIMIZERS
@@ -226,7 +226,7 @@ def test_a_gradient_that_is_dropped_is_freed() -> None:
     assert gradient() is None
 
 
-@pytest.mark.parametrize("place", ["nowhere", "attribute", "setting"])
+@pytest.mark.parametrize("place", exhaustive(["nowhere", "attribute", "setting"], always=["setting"]))
 def test_an_optimizer_that_is_dropped_is_freed(place: str) -> None:
     """It may hold its schedule, which holds it."""
     ours, _ = pair("AdamW")
