@@ -15,6 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fxamp
 from fxamp import Policy, Rule
+from fxamp.pipeline.participant import boxed
 from fxamp.policy import Category
 
 LOW, FP32 = Category.LOWER_PRECISION_FP, Category.FP32
@@ -163,3 +164,27 @@ def test_a_backward_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureF
             gradients(Layer(), with_rules(Rule("typo", FP32, ("mn",), region="backward"), WIDE))
     messages = [record.message for record in caplog.records if "matched no op" in record.message]
     assert messages == ["policy cpu-bfloat16: rule 'typo' (made in Python) matched no op of a backward graph"]
+
+
+def test_inductor_has_the_ops_that_the_readme_names_but_the_norm_s(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Convolved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv1d(4, 4, 1), nn.LayerNorm(33), nn.Linear(33, 33))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x.t().unsqueeze(0))[0].t()
+
+    names = ("mm", "sum.dim_IntList", "convolution_backward", "native_layer_norm_backward")
+    rules = [Rule(name, FP32, (name,), region="backward") for name in names]
+    # Its graphs run as they are: which ops they have does not depend on the code that it would write.
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", lambda gm, *_, **__: boxed(gm))
+    with (
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        caplog.at_level(logging.WARNING, logger="fxamp"),
+    ):
+        gradients(Convolved(), with_rules(*rules), "inductor")
+    messages = [record.message for record in caplog.records if "matched no op" in record.message]
+    assert len(messages) == 1 and "rule 'native_layer_norm_backward'" in messages[0]
