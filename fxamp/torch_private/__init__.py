@@ -11,6 +11,7 @@ from fxamp.torch_private.aot import (
     computed_again,
     current_metadata,
     donated_inputs,
+    forward_results,
     graph_metadata,
     is_kept_exactly,
     keep_saved_tensors,
@@ -19,7 +20,6 @@ from fxamp.torch_private.aot import (
     owner_of_gradient,
     running_metadata,
     subclass_metadata,
-    traced_tangents,
 )
 from fxamp.torch_private.autograd import (
     Node,

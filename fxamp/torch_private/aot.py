@@ -60,10 +60,12 @@ def current_metadata() -> Any:
     return None if context is None else context.fw_metadata
 
 
-def traced_tangents(metadata: Any) -> Sequence[Any]:
-    """Return the tangents that AOTAutograd traced a graph with, of :func:`current_metadata`. Breaks loudly."""
-    tangents: Sequence[Any] = metadata.traced_tangents
-    return tangents
+def forward_results(outputs: Sequence[Any], metadata: Any) -> Sequence[Any]:
+    """Return those ``outputs`` of the forward being compiled that are no saved tensors. Breaks loudly.
+
+    ``metadata``: from :func:`current_metadata`. With tensor subclasses it lists no tangents.
+    """
+    return outputs[: metadata.num_forward]
 
 
 @contextmanager

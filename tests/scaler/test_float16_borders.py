@@ -110,6 +110,23 @@ def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
         torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=0)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_float16_result_that_is_a_tensor_of_others(lowering: str) -> None:
+    """AOTAutograd's metadata of the plain graph inside lists no tangents."""
+    gradients = []
+    for scaler in (fxamp.GradScaler("cpu", init_scale=2.0**10), None):
+        torch.manual_seed(0)
+        net, x = nn.Linear(8, 8), torch.nested.nested_tensor([data(), data(1)[:3]], layout=torch.jagged)
+        if scaler is not None:
+            net = Forwarding(net)
+            net.compile(backend="fxamp", options={"scaler": scaler, "lowering": lowering})
+        loss = forward(net, x).values().float().square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        gradients.append([parameter.grad for parameter in net.parameters()])
+    for got, reference in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=1e-4)
+
+
 def stem_and_head(scaler: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
     """An eager module, its result, and the scaled loss of a compiled module after it."""
     torch.manual_seed(0)

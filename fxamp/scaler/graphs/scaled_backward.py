@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
-from fxamp.graph import graph_output
+from fxamp.graph import graph_output, tensor_value
 from fxamp.optim.identity import has_identity
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.pipeline import run_traced
@@ -28,7 +28,7 @@ from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
 from fxamp.scaler.scale import BackwardScaler, reciprocal, times
 from fxamp.torch_devices import known
 from fxamp.torch_dtypes import HALVES
-from fxamp.torch_private import current_metadata, keep_saved_tensors, running_node, running_wrapper, traced_tangents
+from fxamp.torch_private import current_metadata, forward_results, keep_saved_tensors, running_node, running_wrapper
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Scaling(Participant):
 
 def _may_cross_in_float16(forward: GraphModule, metadata: Any) -> bool:
     """Whether float16 gradients may enter or leave the backward of AOTAutograd's ``forward``."""
-    inputs = [node.meta["val"] for node in forward.graph.find_nodes(op="placeholder")]
-    values = (*inputs, *traced_tangents(metadata))
-    return any(isinstance(value, Tensor) and value.dtype in HALVES for value in values)
+    outputs: Any = graph_output(forward.graph).args[0]
+    nodes = (*forward.graph.find_nodes(op="placeholder"), *forward_results(outputs, metadata))
+    return any(value is not None and value.dtype in HALVES for value in map(tensor_value, nodes))
 
 
 @dataclass(frozen=True)
