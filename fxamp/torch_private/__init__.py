@@ -98,4 +98,4 @@ from fxamp.torch_private.tracing import (
     without_autocast,
     without_fake_mode,
 )
-from fxamp.torch_private.wrappers import running_wrapper
+from fxamp.torch_private.wrappers import running_wrapper, summed_in

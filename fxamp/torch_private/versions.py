@@ -146,6 +146,7 @@ HERE = {
     "torch.autograd.Variable._execution_engine": ">=2.11",
     "torch.autograd.graph._engine_run_backward": ">=2.11",
     "torch.compiler._is_compiling_flag": ">=2.11",
+    "torch.distributed._composable_state._module_state_mapping": ">=2.11",
     "torch.fx._graph_pickler.GraphPickler": ">=2.11",
     "torch.fx._graph_pickler.Options": ">=2.11",
     "torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode": ">=2.11",

@@ -32,9 +32,10 @@ def hooked(hook: Any) -> Callable[[nn.Module], nn.Module]:
     return wrap
 
 
-def sharded(dtype: torch.dtype | None) -> Callable[[nn.Module], nn.Module]:
+def sharded(**dtypes: torch.dtype) -> Callable[[nn.Module], nn.Module]:
     def wrap(net: nn.Module) -> nn.Module:
-        fully_shard(net, mesh=init_device_mesh("cpu", (RANKS,)), mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes))
         return net
 
     return wrap
@@ -48,8 +49,9 @@ WRAPPERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str | None]] = {
         "communication hook fp16_compress_wrapper",
     ),
     "a builtin hook": (hooked(dist.BuiltinCommHookType.FP16_COMPRESS), "communication hook .*FP16_COMPRESS"),
-    "fsdp2": (sharded(None), None),
-    "fsdp2 in float16": (sharded(torch.float16), r"float16 parameter of shape .*MixedPrecisionPolicy"),
+    "fsdp2": (sharded(), None),
+    "fsdp2 in float16": (sharded(param_dtype=torch.float16), r"float16 parameter of shape .*MixedPrecisionPolicy"),
+    "fsdp2 with sums in float16": (sharded(reduce_dtype=torch.float16), r"MixedPrecisionPolicy\(reduce_dtype"),
 }
 
 
@@ -85,24 +87,31 @@ def work(mesh: DeviceMesh) -> dict[str, Any]:
     return {name: run(name) for name in WRAPPERS}
 
 
-pytestmark = pytest.mark.exhaustive
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(work, RANKS, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_what_underflows_is_refused_and_all_else_is_torchs(ranks: list[dict[str, Any]], name: str) -> None:
-    _, message = WRAPPERS[name]
-    for results in (rank[name] for rank in ranks):
-        assert all(gradient.any() for gradient in results["torch"])
-        ways = ("remedy",) if message else ("inside", "remedy")
-        for way in ways:
-            for got, reference in zip(results[way], results["torch"], strict=True):
-                assert (got - reference).norm() <= 8 * torch.finfo(torch.float16).eps * reference.norm()
-        if message:
-            with pytest.raises(UnscaledError, match=message):
-                raise UnscaledError(results["inside"])
-            assert "Or leave 'scaler' out of the options" in results["inside"]
+    for rank in ranks:
+        check(rank[name], WRAPPERS[name][1])
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2 with sums in float16"])
+def test_one_rank(name: str) -> None:
+    check(run(name), WRAPPERS[name][1])
+
+
+def check(results: dict[str, Any], message: str | None) -> None:
+    assert all(gradient.any() for gradient in results["torch"])
+    ways = ("remedy",) if message else ("inside", "remedy")
+    for way in ways:
+        for got, reference in zip(results[way], results["torch"], strict=True):
+            assert (got - reference).norm() <= 8 * torch.finfo(torch.float16).eps * reference.norm()
+    if message:
+        with pytest.raises(UnscaledError, match=message):
+            raise UnscaledError(results["inside"])
+        assert "Or leave 'scaler' out of the options" in results["inside"]

@@ -1,9 +1,9 @@
-"""DistributedDataParallel around compiled graphs: two things that it must not do to their unscaled gradients.
+"""DistributedDataParallel and FSDP2 around compiled graphs: what they must not do to unscaled gradients.
 
-1. It must not round gradients to float16 to send them between ranks, because without the scale they would underflow.
-2. Its ranks must not make different numbers of steps, as inside torch's ``join()``. A rank that has ended takes part
-   only in the wrapper's collective calls, not when the others agree on a skip: they would mistake one of the wrapper's
-   sums for its answer.
+1. They must not round gradients to float16 to send them between ranks, because without the scale they would underflow.
+2. DistributedDataParallel's ranks must not make different numbers of steps, as inside torch's ``join()``. A rank that
+   has ended takes part only in the wrapper's collective calls, not when the others agree on a skip: they would mistake
+   one of the wrapper's sums for its answer.
 """
 
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import UnscaledError
 from fxamp.scaler.outside_graphs.nested import REMEDY
+from fxamp.torch_private import summed_in
 
 
 def require_unscaled_sums(wrappers: Iterable[DistributedDataParallel]) -> None:
@@ -37,3 +38,13 @@ def require_unscaled_sums(wrappers: Iterable[DistributedDataParallel]) -> None:
                 "bfloat16 policy, or a scaler left out of the options, as GradScaler(ranks=None), which then scales "
                 "the loss as torch's does"
             )
+
+
+def require_unscaled_shards(optimizer: torch.optim.Optimizer) -> None:
+    """Raise UnscaledError if FSDP2 sums gradients of the optimizer's parameters in float16 (1)."""
+    narrow = {id(parameter) for parameter in summed_in(torch.float16)}
+    if narrow and any(id(parameter) in narrow for group in optimizer.param_groups for parameter in group["params"]):
+        raise UnscaledError(
+            "FSDP2's MixedPrecisionPolicy(reduce_dtype=torch.float16) rounds gradients to float16, which underflow "
+            f"without the scale; accepted with a scaler in the options: reduce_dtype float32 or bfloat16. {REMEDY}"
+        )

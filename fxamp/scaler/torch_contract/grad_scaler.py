@@ -20,6 +20,7 @@ from fxamp.reports.idle import stepped
 from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.graph_flags import GraphFlags
+from fxamp.scaler.graphs.wrappers import require_unscaled_shards
 from fxamp.scaler.outside_graphs.float16_scaling import begin, refuse_graphs
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
@@ -410,6 +411,8 @@ class GradScaler(torch.amp.GradScaler):
     def _record(self, optimizer: torch.optim.Optimizer, call: str) -> OptimizerRecord:
         """Return the optimizer's record, if ``call`` may come now; see :meth:`OptimizerRecord.require`."""
         self._check_scale_growth_tracker(call)
+        if self.graphs.attached:
+            require_unscaled_shards(optimizer)
         self.used = True
         record = self._per_optimizer_states[id(optimizer)]
         record.require(call)
