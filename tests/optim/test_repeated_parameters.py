@@ -1,6 +1,7 @@
-"""A parameter that is in an optimizer's groups twice, of which torch only warns, is stepped as torch steps it."""
+"""Parameters that are twice in an optimizer's groups, or share memory, are stepped as torch steps them."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
 
 import fxamp
+from fxamp.kernels.dispatch import Implementation, forced
 from fxamp.optim import CompiledOptimizer
 
 MAKES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -52,4 +54,35 @@ def stepped(make: str, place: str, compiled: bool) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 def test_a_parameter_that_is_twice_in_the_groups_is_stepped_twice(make: str, place: str) -> None:
     for ours, theirs in zip(stepped(make, place, True), stepped(make, place, False), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+SHARERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], tuple[int, ...]]] = {
+    "one program": (lambda own: torch.optim.Muon(own, lr=0.1), (4, 3)),
+    "no dimension": (lambda own: torch.optim.SGD(own, lr=0.1, foreach=False), ()),
+    "one kernel": (lambda own: torch.optim.SGD(own, lr=0.1, foreach=False), (4, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SHARERS)
+def test_parameters_that_share_memory_are_not_stepped_at_once(name: str) -> None:
+    """A program that reads both before it writes loses one of the updates."""
+    make, shape = SHARERS[name]
+    kernel, results = name == "one kernel", []
+    for compiled in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        own = [nn.Parameter(torch.randn(shape, generator=generator)) for _ in range(3)]
+        own[2].data = own[0].data
+        optimizer = make(own)
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="inductor" if kernel else "aot_eager")
+        with forced(Implementation.INTERPRETER) if kernel else nullcontext():
+            for _ in range(3):
+                for parameter in own:
+                    parameter.grad = torch.randn(shape, generator=generator)
+                optimizer.step()
+        if compiled:
+            assert any("share memory" in reason for reason in CompiledOptimizer.of(optimizer).reasons)
+        results.append([parameter.detach() for parameter in own])
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)

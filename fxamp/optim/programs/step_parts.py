@@ -17,7 +17,7 @@ from fxamp.optim.grouping.shared_programs import ProgramUse, group_by_program
 from fxamp.optim.precision.never_negative import never_negative
 from fxamp.optim.precision.state_precision import packed_state, pass_for, require_names
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
-from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
+from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, generates, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout
 from fxamp.optim.tracing.stand_ins import Counts
 from fxamp.optim.tracing.trace import (
@@ -149,6 +149,8 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
         raise NotCompilableError(f"some parameters are shards, on which only an elementwise step is right: {why}")
     if rest:
         own = layout.only(rest)
+        if own.sharing:
+            raise NotCompilableError("some of its parameters share memory, and one program would step them at once")
         index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
         traced = best_trace(optimizer, own, options)
         places = [index[id(t)] for t in own.tensors()]
@@ -174,6 +176,9 @@ def _program_alone(
 
 def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
+    members = [at for use in uses for at in use.kind.members]
+    if generates(layout.parameters[members[0]].device) and layout.only(members).sharing:
+        raise NotCompilableError("parameters that share memory cannot be stepped by one kernel")
     step = lower_kinds(uses, options, places, tensors)
     for use in uses:
         step.require_inputs([tensors[place] for place in places[use.kind.members[0]]])

@@ -97,6 +97,18 @@ class Layout:
     def _positions(self) -> dict[int, int]:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
 
+    @cached_property
+    def sharing(self) -> frozenset[int]:
+        """The positions of the parameters with a gradient whose memory overlaps that of another one."""
+        active = [at for at, gradient in enumerate(self.gradients) if gradient is not None]
+        own = sorted((*_memory(self.parameters[at]), at) for at in active if self.parameters[at].numel())
+        found, last = set[int](), (0, 0)  # the end of the memory so far, and the position of its parameter
+        for start, end, at in own:
+            if start < last[0]:
+                found |= {at, last[1]}
+            last = max(last, (end, at))
+        return frozenset(found)
+
     def active(self) -> list[Tensor]:
         """Return the gradients that are not None."""
         return [gradient for gradient in self.gradients if gradient is not None]
@@ -160,6 +172,7 @@ class Layout:
         return (
             tuple(tensor_properties(parameter) for parameter in self.parameters),
             tuple(owner.requires_grad for owner in self.owners),
+            self.sharing,
             tuple(None if gradient is None else tensor_properties(gradient) for gradient in self.gradients),
             tuple(
                 tuple((name, setting_fingerprint(value)) for name, value in group.items()) for group in self.settings
@@ -268,6 +281,12 @@ def with_values(
         return value
 
     return [{name: replaced(value) for name, value in group.items()} for group in settings]
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    """Return where the memory of a tensor that is not empty starts and ends."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def _leaves(value: Any) -> Sequence[Any]:
