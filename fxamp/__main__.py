@@ -18,7 +18,7 @@ TOOLS = {
     "fxamp-demo": "trains a small GPT in float32 and through fxamp, and draws both curves",
     "fxamp-show": "which dtype each op runs in, why, and what it costs; no GPU needed",
     "fxamp-policy": "lists, checks and explains policies; proposes one from the ranges of your model",
-    "fxamp-diff": "what two policies decide differently, on a graph and in error against float64",
+    "fxamp-diff": "how two policies differ: in decisions, on a graph, in error against float64",
     "fxamp-bench": "time, memory and counted cost beside torch.autocast and GradScaler",
 }
 
@@ -31,7 +31,7 @@ def overview() -> Iterator[str]:
     yield f"  torch   {torch.__version__}"
     yield f"  triton  {_triton()}"
     yield ""
-    yield 'options={"policy": "auto"} takes here'
+    yield 'options={"policy": "auto"} chooses on this machine'
     for device in devices():
         with unlogged(policy_choice.__name__):
             choice = policy_choice.choose_policy(Options(), [torch.empty(0, device=device)])

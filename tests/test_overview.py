@@ -1,4 +1,4 @@
-"""``python -m fxamp``: the policy that "auto" takes here, and every tool that is installed."""
+"""``python -m fxamp``: the policy that "auto" chooses here, and every tool that is installed."""
 
 import os
 import runpy

@@ -68,7 +68,7 @@ class Products:
         if not self.calls:
             return "the graph has no products"
         dynamic = " for the first sizes" if self.dynamic else ""
-        return f"{_mega(self.flops)} MFLOP in {self.calls} products{dynamic}, it pays from {_mega(self.cost)}"
+        return f"{_mega(self.flops)} MFLOP in {self.calls} products{dynamic} (bfloat16 pays from {_mega(self.cost)})"
 
 
 def products(graph: CastGraph) -> Products:

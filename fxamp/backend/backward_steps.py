@@ -57,7 +57,7 @@ class BackwardSteps(Participant):
         require_policy(self.policy)
         if self.scaled:
             raise OptionError(
-                f"{what}, and option 'scaler' decides after the backward whether to step; accepted: one of them"
+                f"{what}, and option 'scaler' decides after the backward whether to step; accepted: only one of them"
             )
         if inductor.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
             raise OptionError(

@@ -64,8 +64,8 @@ _UNKNOWN = (
     "accepted: torch.compiler.disable around the Function"
 )
 _HOOK = (
-    "a second backward through a value with a hook on its gradient: this torch's Dynamo makes an autograd.Function of "
-    "the hook, whose second derivatives are others; accepted: torch 2.13 or newer, or torch._dynamo.graph_break() "
+    "a second backward through a value with a hook on its gradient: the Dynamo of this torch turns the hook into an "
+    "autograd.Function, whose second derivatives differ; accepted: torch 2.13 or newer, or torch._dynamo.graph_break() "
     "before the hook is registered"
 )
 

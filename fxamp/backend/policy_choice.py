@@ -78,7 +78,8 @@ class ChosenPolicy:
     ``if_it_pays``: the policy is used only if the graph's products gain from it (:meth:`settled`). ``under_autocast``:
     it follows a torch.autocast around the graph or in it. ``only_regions``: as in
     :class:`~fxamp.passes.base.CastContext`. ``surroundings``: those in which it is valid; None for any. ``place``: the
-    location of the graph's code, for a warning. ``elsewhere``: the named policy, for another device, if that is why.
+    location of the graph's code, for a warning. ``elsewhere``: a named policy that is for another device, if there is
+    no policy for that reason.
     """
 
     policy: Policy | None
@@ -91,7 +92,7 @@ class ChosenPolicy:
     elsewhere: Policy | None = None
 
     def settled(self, counted: Products) -> "ChosenPolicy":
-        """Return the policy for a graph with these products; log it if that is float32 although there are some."""
+        """Return the policy for a graph with these products; log float32, unless there are no products."""
         if counted.pay:
             return replace(self, why=f"{self.why}; {counted}", if_it_pays=False)
         why = f"{self.why}, but {'only ' if counted.calls else ''}{counted}"
@@ -102,23 +103,24 @@ class ChosenPolicy:
 
 
 #: Code that Dynamo compiles inside a backward was not traced with its forward, so nothing scales its gradients.
-IN_BACKWARD = ChosenPolicy(None, "autograd calls this code in a backward, where it runs as it is written")
+IN_BACKWARD = ChosenPolicy(None, "autograd calls this code in a backward, where it runs as written")
 #: Under autocast, ``custom_fwd`` switches it off for a forward whose inputs it casts.
-IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as it is written")
+IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as written")
 
 
 def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | None = None) -> ChosenPolicy:
     """Select and resolve the policy for the graph ``gm``, if it is known, with these ``inputs``.
 
     "auto" follows the program: the device and dtype of an ambient torch.autocast; the dtypes of the autocast regions in
-    the graph, and nothing is cast outside of them; no policy where the program has switched autocast off, or ran the
-    model under it before and does not now. For a program without autocast it selects float16 if there is a scaler and
-    gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on a CPU only if the
-    graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is logged once. A hook,
-    the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get none, whatever the
-    options say. Raises PolicyError if a named policy is for another device than the graph's tensors, or for another
-    machine; but where there is a GPU, a policy for it casts nothing in a graph on the CPU that reads nothing
-    trainable, as autocast does, because parts of a model may run there: a detector counts its anchors on the CPU.
+    the graph, and then casts nothing outside of them. It selects no policy where the program has switched autocast off,
+    or has run the model under autocast before but does not now. For a program without autocast it selects float16 if
+    there is a scaler and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on
+    a CPU only if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is
+    logged once. A hook, the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get
+    no policy, whatever the options say. Raises PolicyError if a named policy is for another device than the graph's
+    tensors, or for another machine; but where there is a GPU, a policy for it casts nothing in a graph on the CPU that
+    reads nothing trainable, as autocast does, because parts of a model may run there: a detector counts its anchors on
+    the CPU.
     """
     if called_by_backward():
         return IN_BACKWARD
@@ -171,9 +173,9 @@ def _by_default(
 ) -> ChosenPolicy:
     device = place.type
     if surroundings.off:
-        return ChosenPolicy(None, "the program uses torch.autocast, and it is off here")
+        return ChosenPolicy(None, "the program uses torch.autocast, which is off here")
     if options.scaler is not None and surroundings.trains:
-        return _named(place, torch.float16, "a scaler was given")
+        return _named(place, torch.float16, "there is a scaler")
     if native_bfloat16(place):
         choice = _named(place, torch.bfloat16, f"{device} computes in bfloat16 natively")
         return replace(choice, if_it_pays=device == "cpu", place=_place(gm))

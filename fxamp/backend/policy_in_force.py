@@ -24,7 +24,7 @@ _TICK = 2 * 10**9
 _absolute: dict[tuple[int, str], tuple[object, str]] = {}
 _read: dict[tuple[str, torch.device | None], Policy] = {}
 
-_GONE_WRONG = "policy file %s cannot be used now, and what it said before stays in force: %s"
+_GONE_WRONG = "policy file %s is missing or has mistakes now, so its last good version stays in force: %s"
 
 
 def absolute(name_or_path: str, named_in: object) -> str:

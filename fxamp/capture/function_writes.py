@@ -27,7 +27,7 @@ def require_separate_results(forward: GraphModule) -> None:
         if target is not result and target in results:
             raise CaptureError(
                 f"an autograd.Function writes to its result {target.name} in place, at {describe_source(result)}, and "
-                "torch.compile of this torch then loses its gradient under every backend; accepted: torch 2.12 or "
+                "this version of torch.compile then loses its gradient under every backend; accepted: torch 2.12 or "
                 "newer, a forward that computes its result out of place, or torch._dynamo.disable on its caller"
             )
 

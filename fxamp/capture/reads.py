@@ -69,7 +69,7 @@ class Reads:
 
 def _mistaken(node: Node, read: Node, call: Node) -> CaptureError:
     return CaptureError(
-        f"{op_name(node)} at {describe_source(node)} would read {read.name}, which is another value than the program "
-        f"reads ({call.name} = {call.target}): a mistake of fxamp's capture, please report it; accepted meanwhile: "
-        "torch.compiler.disable around this code"
+        f"{op_name(node)} at {describe_source(node)} would read {read.name}, which is not the value that the program "
+        f"reads ({call.name} = {call.target}). This is a bug in fxamp's capture: please report it. Until it is fixed, "
+        "put torch.compiler.disable around this code"
     )

@@ -146,7 +146,7 @@ def _dropping(policy: str | Policy) -> Policy:
     """Return ``policy`` with :data:`DROP_LOGITS`."""
     if policy == "auto":
         raise OptionError(
-            'drop_logits=True goes with a policy, but policy is "auto"; accepted: a name, a path or a Policy'
+            'drop_logits=True needs a named policy, but policy is "auto"; accepted: a name, a path or a Policy'
         )
     policy = policy if isinstance(policy, Policy) else Policy.load(policy)
     return replace(policy, rules=(*policy.rules, DROP_LOGITS))

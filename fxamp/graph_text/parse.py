@@ -69,7 +69,7 @@ def _not_python(text: str) -> str:
         ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         at = f"line {error.lineno}: " if isinstance(error, SyntaxError) and error.lineno else ""
-        return f"; nor is it Python: {at}{getattr(error, 'msg', None) or error}"
+        return f"; it is not Python either: {at}{getattr(error, 'msg', None) or error}"
     return ""
 
 

@@ -146,7 +146,7 @@ class CompiledOptimizer:
             if inner is not None:
                 raise NotCompilableError(f"its step calls that of another optimizer, {type(inner).__name__}")
             if optimizer.defaults.get("differentiable"):  # torch asks the defaults, not the groups
-                raise NotCompilableError("differentiable=True: autograd records its step, but no compiled one")
+                raise NotCompilableError("differentiable=True: autograd cannot record a compiled step")
             with torch.no_grad():  # tensors have other properties in inference mode
                 try:
                     return self._prepare(optimizer, self._in_precision(options))
@@ -154,7 +154,7 @@ class CompiledOptimizer:
                     self.counted |= error.names
                     return self._prepare(optimizer, self._in_precision(options))
         except MakesStateError as error:
-            log.debug("%s: the host decides on this step: %s", type(optimizer).__name__, error)
+            log.debug("%s: the host decides whether to skip this step: %s", type(optimizer).__name__, error)
         except NotCompilableError as error:
             self._log_once(optimizer, str(error), HOST_DECIDES if options.guarded else UNCOMPILED)
         return None
@@ -204,7 +204,7 @@ class CompiledOptimizer:
         if key in self._uncompilable:
             raise NotCompilableError(self._uncompilable[key])
         if key in self._creating:
-            raise MakesStateError("it makes its state")
+            raise MakesStateError("it creates its state")
         try:
             counters = counters_as_tensors(optimizer, layout)
             for owner, entry in counters.items():
@@ -281,7 +281,9 @@ def backward_steps(parameters: Collection[Tensor]) -> list[BackwardStep | None]:
         for parameter in () if step is None else optimized_parameters(optimizer):
             if id(parameter) in found:
                 if found[id(parameter)] not in (None, step):
-                    raise OptionError(f"{subject(optimizer)}, and another optimizer with it has some of its parameters")
+                    raise OptionError(
+                        f"{subject(optimizer)}, and another optimizer with in_backward has some of its parameters"
+                    )
                 found[id(parameter)] = step
     return [found[key] for key in asked]
 
@@ -290,4 +292,4 @@ def require_no_backward_steps(optimizer: torch.optim.Optimizer) -> None:
     """Raise OptionError if backwards step the optimizer's parameters, as a scaler would unscale and check too late."""
     compiled = CompiledOptimizer.known(optimizer)
     if compiled is not None and compiled.backward_step is not None:
-        raise OptionError(f"{subject(optimizer)}, and a scaler decides after the backward; accepted: one of them")
+        raise OptionError(f"{subject(optimizer)}, and a scaler decides after the backward; accepted: only one of them")

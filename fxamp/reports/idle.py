@@ -32,15 +32,17 @@ _ended: list[weakref.ref[Any]] = []
 _stepped: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
 
 _SKIPPED = (
-    "%s is compiled with fxamp, but Dynamo skips a function of it, which runs as it is written (functions that it "
+    "%s is compiled with fxamp, but Dynamo skips one of its functions, which runs as written (functions that it "
     "calls may be compiled; fxamp.report lists all graphs): %s"
 )
 _RUNS_ON = (
-    "%s is compiled with fxamp, but Dynamo compiles nothing more of a function of it after a graph break, so that its "
-    "rest runs as it is written (functions that it calls may be compiled; fxamp.report lists all graphs): %s"
+    "%s is compiled with fxamp, but after a graph break Dynamo does not compile the rest of one of its functions, "
+    "which runs as written (functions that it calls may be compiled; fxamp.report lists all graphs): %s"
 )
-_NO_GRAPH = "%s is compiled with fxamp, but no graph of it ran in the first step, so it trains as it is written: %s"
-_OTHER_TRAINS = "%s is compiled with fxamp and did not run in the first step; another one, not compiled, trains: %s"
+_NO_GRAPH = "%s is compiled with fxamp, but none of its graphs ran in the first step, so it trains as written: %s"
+_OTHER_TRAINS = (
+    "%s is compiled with fxamp, but did not run in the first step; a similar model trains, which is not compiled: %s"
+)
 _COPY = (
     "if that is a copy, copy.deepcopy and pickle leave out what torch.compile made. Compile the copy too: "
     'copy.compile(backend="fxamp", options=...)'
@@ -165,7 +167,7 @@ def _reason(compiled: torch.nn.Module) -> str:
         return "Dynamo skips " + "; ".join(skipped)
     ended = ended_functions(compiled)
     if ended:
-        return "Dynamo ended its graph before the first op, and skips what is called then: " + "; ".join(ended)
+        return "Dynamo ended its graph before the first op, and skips the functions called there: " + "; ".join(ended)
     if _entry(compiled) is not compiled and type(module).__call__ is not torch.nn.Module.__call__:
         return (
             f"{type(module).__name__} has a __call__ of its own, which need not run what .compile() made. Train what "

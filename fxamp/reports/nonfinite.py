@@ -121,7 +121,7 @@ class NonFinite:
         before = "" if self.before is None else f"the largest magnitude of the result was {self.before:.4g}"
         return [
             ("node", f"{entry.name}{inserted}"),
-            ("inside", "not measured: it is named as a whole" if entry.target.startswith("higher_order::") else ""),
+            ("inside", "not measured, so the whole op is named" if entry.target.startswith("higher_order::") else ""),
             ("source", code),
             ("module", f"{program.module} ({program.module_class})" if program.module else ""),
             ("dtype", f"{self.dtype}{other}"),

@@ -31,12 +31,12 @@ from fxamp.torch_private import (
 _limits: dict[Place, "Limit"] = {}
 
 REMEDIES = (
-    "Compile with dynamic=True or mark the sizes that change by torch._dynamo.mark_dynamic, set the limit higher, or "
+    "Compile with dynamic=True or mark the sizes that change with torch._dynamo.mark_dynamic, raise the limit, or "
     "keep torch.autocast around the calls."
 )
 _REACHED = (
     "Dynamo reached torch._dynamo.config.%s (%s) and compiles no more graphs of %s. Why the last one did not fit: %s. "
-    f"Calls that no graph fits run as the program is written, without casts; fxamp.report counts them. {REMEDIES}"
+    f"Calls that fit none of its graphs run as written, without casts; fxamp.report counts them. {REMEDIES}"
 )
 
 

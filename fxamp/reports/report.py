@@ -23,9 +23,9 @@ _NOTHING = (
     "skipped it: calling a module of torch.nn itself compiles nothing; put it in your own module. A copy of a compiled "
     'model is not compiled, nor is a model before model.compile(backend="fxamp").'
 )
-_SKIPPED = "Functions that Dynamo skips, so they run unchanged:"
+_SKIPPED = "Functions that Dynamo skips, so that they run unchanged:"
 _ENDED = "Dynamo ended the graph of a function before its first op, and skips what that function calls:"
-_LIMITED = "Dynamo compiles no more graphs of these functions, and calls that none of their graphs fits run unchanged:"
+_LIMITED = "Dynamo compiles no more graphs of these functions, and calls that fit none of their graphs run unchanged:"
 _RIGHT = ("graph", "ops", "casts", "shared", "folded", "kept")
 
 #: How many nodes a line names.
@@ -170,7 +170,7 @@ class Report:
         if counted:
             yield "Products in fp8, by recipe:", [f"  {recipe}: {count}" for recipe, count in counted.items()]
         if out:
-            yield "Products that rules for fp8 name and that run in 16 bits:", out
+            yield "Products that run in 16 bits although a rule for fp8 names them:", out
 
     def _outside(self) -> list[str]:
         owners = Counter(name.rpartition(".")[0] or "the model itself" for name in self.outside)

@@ -13,7 +13,7 @@ from fxamp.reports.record import CastGraph, GraphRecord, unmatched_rules
 _UNMATCHED = "policy %s: rule %r (%s) matched %s"
 _NO_CASTS = (
     "policy %s: a compiled graph (with %s) trains in float32, because a named policy casts nothing in torch.func "
-    "transforms and in the bodies of loops; accepted: policy 'auto', and torch.autocast around the call"
+    "transforms and in the bodies of loops; accepted: policy 'auto', with torch.autocast around the call"
 )
 _NOTHING_IN_FP8 = "policy %s: nothing of a compiled graph runs in fp8: %s"
 
@@ -38,7 +38,7 @@ def warn_once(logger: str, message: str, *arguments: str | Example) -> None:
 
 
 def warn_unmatched(policy: Policy, used: Container[str], what: str, *regions: str) -> None:
-    """Log rules as :func:`unmatched_rules`: most often a name in them is misspelled. ``what`` ends the message."""
+    """Log rules that match nothing (:func:`unmatched_rules`): often a name is misspelled. ``what`` ends the message."""
     for rule in unmatched_rules(policy, used, *regions):
         warn_once(__name__, _UNMATCHED, policy.name, rule.id, str(rule.origin or "made in Python"), what)
 
@@ -69,7 +69,7 @@ def warn_nothing_in_fp8(policy: Policy, record: GraphRecord) -> None:
         others = f", and {len(sums.not_fp8) - 1} more" if len(sums.not_fp8) > 1 else ""
         warn_once(__name__, _NOTHING_IN_FP8, policy.name, f"{node} stays in 16 bits: {why}{others}")
     elif any(_trained_matrix(entry) for entry in record.listing.entries):
-        warn_once(__name__, _NOTHING_IN_FP8, policy.name, "it has no product of an op that a rule for fp8 names")
+        warn_once(__name__, _NOTHING_IN_FP8, policy.name, "it has no op that a rule for fp8 names")
 
 
 def _in_transform_or_loop(entry: Entry) -> bool:

@@ -8,9 +8,10 @@
    operand of ``linear`` always counts as one.
 3. A product that the kernels do not support stays in 16 bits, and its decision says why. A recipe is data: the pass
    reads its sizes, and passes its name to the op.
-4. So does a product in code with gradients whose weight the program writes to. The op saves the weight itself, where a
-   product in 16 bits saves a copy, the cast; autograd refuses what was written to since. And a compiled backward
-   quantizes the weight anew, from an input of the graph: what was written to it before the product would count twice.
+4. A product in code with gradients also stays in 16 bits if the program writes to its weight. The op saves the weight
+   itself, while a product in 16 bits saves a copy, the cast, and autograd rejects a saved tensor that was written to
+   since. A compiled backward also quantizes the weight again, from an input of the graph, so that a write before the
+   product would count twice.
 """
 
 from collections.abc import Callable, Mapping
@@ -170,7 +171,7 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, scope: Scope
     assert isinstance(choice.rule, CastRule)
     recipe = RECIPES[Recipe(choice.rule.recipe)]
     if weight.dim() == 3 and str(choice.rule.cast) not in context.policy.casts_of_experts:
-        return "no rule of the policy is for products of experts"
+        return "the policy has no rule for products of experts"
     if weight.dim() == 3 and not recipe.grouped:
         return f"products of experts do not take the scales of {choice.rule.recipe}"
     if scope.has_gradients(node) and scope.writes_to(before_cast(operands.weight)):

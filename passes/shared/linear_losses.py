@@ -160,10 +160,10 @@ def _wrong_operands(loss: Node, logits: torch.Tensor) -> str:
     if target.dtype not in (torch.int64, *_COMPUTED) or tuple(target.shape) != tuple(shape):
         return f"its target is {target.dtype} of {tuple(target.shape)}".replace("torch.", "")
     if weight is not None and (weight.dtype not in _COMPUTED or tuple(weight.shape) != (logits.shape[1],)):
-        return f"its weights of classes are {weight.dtype} of {tuple(weight.shape)}".replace("torch.", "")
+        return f"its class weights are {weight.dtype} of {tuple(weight.shape)}".replace("torch.", "")
     if len({value.device for value in (logits, target, weight) if value is not None}) > 1:
         return "its operands are on several devices"
-    return "" if 0 <= argument(loss, "label_smoothing") <= 1 else "its label smoothing is not from 0 to 1"
+    return "" if 0 <= argument(loss, "label_smoothing") <= 1 else "its label smoothing is not between 0 and 1"
 
 
 def _why_in_place(loss: Node, path: _Path) -> str:

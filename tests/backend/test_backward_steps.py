@@ -221,7 +221,7 @@ def test_a_parameter_that_two_optimizers_get_later_is_an_error() -> None:
     first, second = (fxamp.compile_optimizer(torch.optim.SGD(part, lr=0.1), POLICY) for part in (own[:3], own[3:]))
     second.add_param_group({"params": own[:1]})
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(OptionError, match="another optimizer with it has some of its parameters"):
+    with pytest.raises(OptionError, match="another optimizer with in_backward has some of its parameters"):
         model(*batch(0)).backward()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     first.param_groups.clear()
@@ -366,7 +366,7 @@ def test_optimizers_that_may_not_step_one_by_one_are_refused() -> None:
     with pytest.raises(OptionError, match="accepted: differentiable=False"):
         fxamp.compile_optimizer(torch.optim.SGD(parameters, lr=0.1, differentiable=True), POLICY)
     first = fxamp.compile_optimizer(torch.optim.SGD(parameters, lr=0.1), POLICY)
-    with pytest.raises(OptionError, match="another optimizer with it has some of its parameters"):
+    with pytest.raises(OptionError, match="another optimizer with in_backward has some of its parameters"):
         fxamp.compile_optimizer(torch.optim.SGD(parameters[:1], lr=0.1), POLICY)
     fxamp.compile_optimizer(first, "cpu-bfloat16")
     fxamp.compile_optimizer(torch.optim.SGD(parameters[:1], lr=0.1), POLICY)

@@ -100,7 +100,7 @@ def test_the_report_says_what_runs_in_fp8_and_why_the_rest_does_not() -> None:
 Products in fp8, by recipe:
   tensorwise: 2
 
-Products that rules for fp8 name and that run in 16 bits:
+Products that run in 16 bits although a rule for fp8 names them:
   graph 0: matmul: the second operand is not a weight: the program computes it
   graph 0: linear_2: rule fp8-linear is passed over: size 0 of weight is 20, not %16
   graph 0: linear_3: rule fp8-heads comes after fp8-linear; Logits over a large vocabulary decide between words whose \
@@ -119,7 +119,7 @@ def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogC
     assert messages == [
         f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}, and 1 more",
         f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}",
-        f"{start}it has no product of an op that a rule for fp8 names",
+        f"{start}it has no op that a rule for fp8 names",
     ]
 
 

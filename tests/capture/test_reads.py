@@ -59,7 +59,7 @@ def test_two_inputs_of_a_body_that_are_one_tensor(
     if values is one_tensor_for_each_node and program not in (function, nested):
         return
     monkeypatch.setattr(capture, "_values", values)
-    with pytest.raises(CaptureError, match="another value than the program reads"):
+    with pytest.raises(CaptureError, match="not the value that the program reads"):
         fxamp.rewrite(program, inputs, policy="cpu-bfloat16")
 
 
@@ -75,7 +75,7 @@ def test_a_conversion_from_a_cache_that_belongs_to_another_value(monkeypatch: py
         return cached.setdefault(args[0].fake_mode, args[0].to(torch.float64)) if method == "to" else None
 
     monkeypatch.setattr(aten_trace, "conversion", conversion)
-    with pytest.raises(CaptureError, match="another value than the program reads"):
+    with pytest.raises(CaptureError, match="not the value that the program reads"):
         fxamp.rewrite(product, (torch.ones(2), torch.ones(2)), policy="cpu-bfloat16")
 
 
@@ -88,7 +88,7 @@ def test_an_op_that_the_tracer_records_with_another_value(monkeypatch: pytest.Mo
         return own(self, func, types, read, kwargs)
 
     monkeypatch.setattr(OwnResults, "__torch_dispatch__", dispatch)
-    with pytest.raises(CaptureError, match="another value than the program reads"):
+    with pytest.raises(CaptureError, match="not the value that the program reads"):
         fxamp.rewrite(product, (torch.ones(2), torch.ones(2)), policy="cpu-bfloat16")
 
 

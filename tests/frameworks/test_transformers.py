@@ -302,5 +302,5 @@ def test_training_drops_what_evaluation_reads(tmp_path: Path) -> None:
     assert len(shapes) == 2 * STEPS
     assert ours.predict(data(2)).predictions.shape[0] == 2
     assert callback.state()["args"]["drop_logits"]
-    with pytest.raises(OptionError, match="drop_logits=True goes with a policy"):
+    with pytest.raises(OptionError, match="drop_logits=True needs a named policy"):
         FxampCallback(drop_logits=True)

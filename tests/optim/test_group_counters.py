@@ -138,7 +138,7 @@ def test_a_skipped_step_does_not_count(skip: Any, caplog: pytest.LogCaptureFixtu
         scaler.step(compiled)
         scaler.update()
     assert [group["step"] for group in compiled.param_groups] == [5, 5]
-    assert ("on the host, which does not know of a skip" in caplog.text) == (skip == "device")
+    assert ("on the host, which does not know if it is skipped" in caplog.text) == (skip == "device")
 
 
 def by_two(group: Group) -> Any:

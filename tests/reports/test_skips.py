@@ -108,7 +108,7 @@ def test_the_reason_is_logged_once(kind: type[nn.Module], scaled: bool, caplog: 
         code = where.forward.__code__
         line = f"{code.co_filename}:{code.co_firstlineno}: forward: {reason}"
         assert logged(caplog)[-1].startswith(
-            f"{kind.__name__} is compiled with fxamp, but Dynamo skips a function of it"
+            f"{kind.__name__} is compiled with fxamp, but Dynamo skips one of its functions"
         )
         assert line in logged(caplog)[-1] and line in str(fxamp.report(model))
         assert "never called" not in caplog.text and "Either it has not been called yet" not in str(fxamp.report(model))
@@ -243,7 +243,9 @@ def test_the_rest_of_a_function_that_dynamo_leaves_is_logged_once(
 
     (message,) = logged(caplog)
     (ended,) = fxamp.report(model).breaks
-    assert message.startswith(f"{kind.__name__} is compiled with fxamp, but Dynamo compiles nothing more of a function")
+    assert message.startswith(
+        f"{kind.__name__} is compiled with fxamp, but after a graph break Dynamo does not compile the rest"
+    )
     assert message.endswith(ended) and ended.endswith("; Dynamo leaves the rest of the function as it is written")
     assert fxamp.report(model).outside
 

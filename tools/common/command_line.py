@@ -11,7 +11,7 @@ from fxamp.errors import FxampError, nearest
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, put, write_text
 
-#: The exit status after a fault of fxamp itself: sysexits' EX_SOFTWARE.
+#: The exit status after a bug in fxamp itself: sysexits' EX_SOFTWARE.
 FAULT = 70
 
 
@@ -89,8 +89,8 @@ positive_number = number("a number greater than 0", lambda value: value > 0)
 def guarded(prog: str, run: Callable[[], int | None]) -> int:
     """Run a tool, and return its exit status: its own, or 2 after a user's mistake, which is one message on stderr.
 
-    A call of ``sys.exit`` is such a mistake: only a user's code makes it, for example a model's forward. Ctrl-C is
-    status 130; the results until then (:class:`SoFar`) are printed first. Anything else that is raised is a fault of
+    A call of ``sys.exit`` is such a mistake: only a user's code calls it, for example a model's forward. Ctrl-C is
+    status 130; the results until then (:class:`SoFar`) are printed first. Anything else that is raised is a bug in
     fxamp: status 70 (:data:`FAULT`) after the traceback.
     """
     try:
@@ -124,7 +124,7 @@ def _run(prog: str, run: Callable[[], int | None]) -> int:
         return 130
     except Exception as error:
         notice("".join(traceback.format_exception(error)))
-        notice(f"{prog}: a fault of fxamp, not of its input: {type(error).__name__}")
+        notice(f"{prog}: a bug in fxamp, not in its input: {type(error).__name__}")
         return FAULT
 
 

@@ -129,7 +129,7 @@ def rule_id(rule: Rule | None) -> str:
 
 
 def _named(rule: Rule | None) -> str:
-    return "what no rule names" if rule is None else rule.id
+    return "ops without a rule" if rule is None else rule.id
 
 
 def ops_counted(changes: Sequence[OpChange]) -> int:

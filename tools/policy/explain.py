@@ -37,8 +37,15 @@ def parser(prog: str) -> Parser:
     )
     add("--arg", metavar="A", dest="args", action="append", default=[], help="dim=-1, self.size=4096; repeatable")
     add("--reduces", metavar="N", type=natural, help="how many elements go into one result of a reduction")
-    add("--elements", metavar="N", type=natural, help="of a kept value: how many elements it has")
-    add("--read-by", metavar="OP", dest="readers", action="append", default=[], help="of a kept value; repeatable")
+    add("--elements", metavar="N", type=natural, help="how many elements a kept value has")
+    add(
+        "--read-by",
+        metavar="OP",
+        dest="readers",
+        action="append",
+        default=[],
+        help="an op that reads the kept value; repeatable",
+    )
     add_machine(parser)
     return parser
 

@@ -28,7 +28,7 @@ def add_machine(parser: Parser) -> None:
     """Add the options for the device and versions that a policy is resolved for."""
     add = parser.add_argument
     add("--device", metavar="D", help="the device; a policy for another device is an error")
-    add("--torch", metavar="V", help="a version of torch; that of the installed one unless given")
+    add("--torch", metavar="V", help="a version of torch; the installed one unless given")
     add("--capability", metavar="C", help="the compute capability of an NVIDIA GPU, such as 8.0")
     add("--arch", metavar="A", help="the architecture of an AMD GPU, such as gfx950")
     add("--cpu-features", metavar="F,F", help="the features of a CPU, such as avx512_bf16,amx_bf16")
@@ -41,5 +41,5 @@ def resolved(prog: str, name: str, options: Namespace) -> Policy:
         options.device, options.torch, capability=options.capability, arch=options.arch, cpu_features=features
     )
     for condition in policy.unchecked:
-        notice(f"{prog}: [match] {condition}: not checked, because the place's is not given")
+        notice(f"{prog}: [match] {condition}: not checked, because that of the machine is not given")
     return policy

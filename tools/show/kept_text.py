@@ -36,8 +36,8 @@ def kept_lines(listing: Listing, look: Look, by_size: bool, fold: bool) -> Itera
     """
     if not listing.kept:
         yield (
-            "nothing is kept for a backward that is known here: the values are in the dump of a forward that "
-            "AOTAutograd has partitioned; or give a program with parameters, and --policy"
+            "no values kept for a backward are known here: give the dump of a forward that AOTAutograd has "
+            "partitioned, or a program with parameters and --policy"
         )
         return
     rows = [tuple(map(printable, _row(group))) for group in kept_groups(listing, by_size, fold)]

@@ -91,7 +91,9 @@ def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: Ste
         tensors, floats = layout.tensors(), layout.floats()
         counts = run_without_values(tensors, lambda fakes: run_once(optimizer, layout, fakes, floats)).counts
     if counts and options.guarded:
-        raise NotCompilableError("its step counts in its param_groups, on the host, which does not know of a skip")
+        raise NotCompilableError(
+            "its step counts in its param_groups, on the host, which does not know if it is skipped"
+        )
     compiled = CompiledParts(tuple(_parts(optimizer, layout, options)), counts)
     if compiled.writes_gradients and layout.wholes:
         raise NotCompilableError("its step writes to gradients, which are DTensors")

@@ -19,7 +19,7 @@ from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local,
 class Layout:
     """One optimizer at one moment; its tensors and numbers have a fixed order, in which the compiled step takes them.
 
-    Of each DTensor it holds this rank's part.
+    For each DTensor it holds this rank's part.
 
     Attributes:
         parameters: all of them, group by group.
@@ -232,9 +232,7 @@ def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict
     dtensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
     for name, value in dtensors.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
-            raise NotCompilableError(
-                f"{name!r} of its state is a DTensor that is laid out otherwise than its parameter"
-            )
+            raise NotCompilableError(f"{name!r} of its state is a DTensor with another layout than its parameter")
         wholes[id(local(value))] = value
     return {name: local(value) for name, value in entry.items()} if dtensors else entry
 

@@ -50,7 +50,7 @@ def _needs(checker: Checker, path: Path, table: dict[str, Any], enabled: bool, m
             checker.mistake(path, message)
     if enabled and not any(key in table for key in schema.CONDITIONS):
         conditions = ", ".join(schema.CONDITIONS)
-        checker.mistake(path, f"this [[rule]] has no condition; a rule needs one at least of {conditions}")
+        checker.mistake(path, f"this [[rule]] has no condition; a rule needs at least one of {conditions}")
 
 
 def _id(checker: Checker, path: Path, good: dict[str, Any], ids: dict[str, int]) -> None:

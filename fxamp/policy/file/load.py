@@ -82,9 +82,11 @@ class _Reader:
             resolved = path.resolve()
             if resolved in chain:
                 circle = [*chain[chain.index(resolved) :], resolved]
-                file.mistake(line, f"extends goes in a circle: {' -> '.join(part.name for part in circle)}")
+                file.mistake(line, f"extends is circular: {' -> '.join(part.name for part in circle)}")
             elif len(chain) >= DEEPEST:
-                file.mistake(line, f"extends {name!r} is {DEEPEST} files deep; accepted: at most {DEEPEST} in a row")
+                file.mistake(
+                    line, f"extends {name!r} is file {DEEPEST + 1} of a chain of extends; accepted: at most {DEEPEST}"
+                )
             elif resolved not in self._seen:
                 self.add_file(path, chain)
         self.merge.add(file)

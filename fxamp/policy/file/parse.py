@@ -29,7 +29,7 @@ def read(path: Path) -> PolicyFile:
     except OSError as error:
         raise PolicyError(f"{shown(path)}: {error.strerror}") from error
     if len(content) > LARGEST:
-        raise PolicyError(f"{shown(path)}: it holds more than {LARGEST >> 20} MiB; accepted: a policy file, of rules")
+        raise PolicyError(f"{shown(path)}: it is larger than {LARGEST >> 20} MiB, too large for a policy file")
     return parse(text, shown(path))
 
 

@@ -90,7 +90,7 @@ class CastRule(Rule):
             if given.get("region", "forward") != "forward":
                 yield ("region",), f"region = {given['region']!r} {has}"
         if cast is Category.BANNED and not given.get("advice"):
-            yield (), "cast = 'banned' needs an advice: what the user should do instead"
+            yield (), "cast = 'banned' needs advice: what the user should do instead"
         if given.get("advice") and cast is not Category.BANNED:
             yield ("advice",), f"advice goes with cast = 'banned', but this rule has cast = {cast.value!r}"
 

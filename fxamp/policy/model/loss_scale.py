@@ -55,7 +55,7 @@ def mistakes(values: Mapping[str, Any], alone: bool = False) -> list[tuple[str, 
 def _out_of_bounds(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     low, high = values.get("min_scale") or 0.0, values.get("max_scale") or FLOAT32_MAX
     if low > high:
-        return [("min_scale", f"min_scale = {low!r} is above max_scale = {high!r}; accepted: a number up to it")]
+        return [("min_scale", f"min_scale = {low!r} is above max_scale = {high!r}; accepted: at most max_scale")]
     init = values.get("init_scale", LossScale.init_scale)
     if low <= init <= high:
         return []
@@ -66,7 +66,7 @@ _POSITIVE: tuple[Callable[[Any], bool], str] = (lambda value: value > 0, "a posi
 _ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "init_scale": _POSITIVE,
     "growth_factor": (lambda value: value > 1, "a finite number above 1"),
-    "backoff_factor": (lambda value: 0 < value < 1, "a number between 0 and 1, neither of them"),
+    "backoff_factor": (lambda value: 0 < value < 1, "a number between 0 and 1, exclusive"),
     "growth_interval": (lambda value: value >= 1, "a whole number of 1 or more"),
     "min_scale": _POSITIVE,
     "max_scale": _POSITIVE,

@@ -61,8 +61,8 @@ class Scaling(Participant):
         sparse = any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward))
         if sparse and lowering == "inductor":
             raise OptionError(
-                "a gradient is sparse, as that of an embedding with sparse=True; with a scaler, lowering = 'inductor' "
-                "cannot unscale it; accepted: 'aot_eager', 'eager', or sparse=False"
+                "a gradient is sparse, like that of an embedding with sparse=True; with a scaler, lowering = "
+                "'inductor' cannot unscale it; accepted: 'aot_eager', 'eager', or sparse=False"
             )
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:

@@ -88,7 +88,7 @@ class OverflowLedger:
         """Return name -> count for every living parameter that overflowed; waits for the device."""
         names = self.names.all()
         return {
-            names.get(id(parameter), "parameter of an optimizer that is gone"): count
+            names.get(id(parameter), "parameter of an optimizer that no longer exists"): count
             for table in self._tables.values()
             for parameter, count in table.nonzero()
         }

@@ -209,7 +209,7 @@ def test_the_op_of_transformers_is_a_product_of_experts() -> None:
 @pytest.mark.parametrize(
     ("program", "ops", "why"),
     [
-        (lambda x, w: x @ w, ("matmul",), "no rule of the policy is for products of experts"),
+        (lambda x, w: x @ w, ("matmul",), "the policy has no rule for products of experts"),
         (lambda x, w: x[..., :16] @ w[:, :16], ("bmm", "matmul"), "size 1 of the weight is 16, not a multiple of 32"),
         (lambda x, w: torch.bmm(x, w.exp()), ("bmm",), "the second operand is not a weight: the program computes it"),
         (lambda x, w: x[:1] @ w, ("bmm", "matmul"), "it multiplies 2 matrices by a tensor of 3 dimensions"),

@@ -138,7 +138,7 @@ PLAIN: Groups = {
         'cpu_features = "avx2"': "cpu_features = 'avx2' has .*: a list of strings",
         'torch = "new"': "'new' is not a version comparison",
         '[[rule]]\nid = "a"\ncast = "fp32"': (
-            "this .* has no condition; a rule needs one at least of ops, modules, module_classes"
+            "this .* has no condition; a rule needs at least one of ops, modules, module_classes"
         ),
         "[[rule]]\nenabled = false": "has no id",
     },
@@ -181,7 +181,7 @@ BEYOND: Groups = {
     },
     "{}\n" + HEAD: {
         "extends = [\n'cpu.toml',\n'cupu.toml']": (3, "no file .*cupu.toml.*did you mean 'cpu.toml'"),
-        'extends = ["broken.toml"]': "in a circle: broken.toml -> broken.toml",
+        'extends = ["broken.toml"]': "is circular: broken.toml -> broken.toml",
     },
     SCALE + "{}\n": {
         "init_scale = -1.0": "init_scale = -1.0 is out of range; accepted: a positive finite",
@@ -245,7 +245,7 @@ BEYOND: Groups = {
         'module_classes = ["Layer Norm"]': "'Layer Norm' is not a class name",
     },
     HEAD + RULE.replace("fp32", "{}"): {
-        "banned": (4, "cast = 'banned' needs an advice"),
+        "banned": (4, "cast = 'banned' needs advice"),
     },
     HEAD + RULE.replace('"a"', '"{}"'): {
         "": "id = '' is empty",

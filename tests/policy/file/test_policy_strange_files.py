@@ -94,7 +94,7 @@ def test_a_chain_of_files_is_as_long_as_it_may_be(tmp_path: Path) -> None:
         (tmp_path / f"c{at}.toml").write_text(f'extends = ["c{at + 1}.toml"]\n')
     (tmp_path / f"c{DEEPEST - 1}.toml").write_text(BASE.replace("cpu-bfloat16", "last.toml"))
     (tmp_path / "last.toml").write_text('lower_precision_fp = "bfloat16"\n[match]\ndevice = "cpu"\n')
-    with pytest.raises(PolicyError, match=f"{DEEPEST} files deep; accepted: at most {DEEPEST} in a row"):
+    with pytest.raises(PolicyError, match=f"is file {DEEPEST + 1} of a chain of extends; accepted: at most {DEEPEST}"):
         Policy.load(tmp_path / "c0.toml")
     assert Policy.load(tmp_path / "c1.toml").device == "cpu"
 

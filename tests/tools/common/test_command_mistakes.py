@@ -36,7 +36,7 @@ BYTES = {"latin.txt": "Größe".encode("latin-1"), "bytes.bin": b"\x00\x01\x02"}
 
 CASES = [
     ("show gpt.tx", "gpt.tx does not exist (did you mean 'gpt.txt'?); accepted: a graph as text"),
-    ("show open.py", "nor is it Python: line 2: '(' was never closed"),
+    ("show open.py", "it is not Python either: line 2: '(' was never closed"),
     ("show ''", "'' does not exist; accepted: a graph as text"),
     ("show gpt.txt/", "gpt.txt/ does not exist (did you mean 'gpt.txt'?)"),
     ("show .", ". is a folder; accepted: a graph as text"),

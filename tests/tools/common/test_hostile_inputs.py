@@ -243,7 +243,7 @@ def test_a_fault_of_the_tool_has_a_status_of_its_own(capsys: pytest.CaptureFixtu
 
     assert guarded("fxamp-tool", fail) == FAULT
     err = capsys.readouterr().err
-    assert "Traceback" in err and "fxamp-tool: a fault of fxamp" in err and "\x1b" not in err
+    assert "Traceback" in err and "fxamp-tool: a bug in fxamp" in err and "\x1b" not in err
 
 
 def test_control_characters_are_shown() -> None:

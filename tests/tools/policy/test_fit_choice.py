@@ -78,11 +78,9 @@ def test_what_is_missing_is_named_with_what_would_bring_most() -> None:
     text = shortage(choice(*prices, limits=Limits(memory=11.0, error=1.5)))
     assert text.startswith("nothing fits: 4 B are missing under 1, the smallest within the other limits\n")
     assert "it takes 10 B of parameters and optimizer state, and 5 B of activations and gradients at the peak" in text
-    assert text.endswith("2 would bring most: 12 B, 1.500 of the time, 1.800 of the error; it is too inexact")
+    assert text.endswith("2 would save most: 12 B, 1.500 of the time, 1.800 of the error; it is too inexact")
     alone = shortage(choice(*prices[:2], limits=Limits(memory=11.0, error=1.5)))
-    assert alone.endswith(
-        "no other policy takes less: a smaller batch, or parameters on several GPUs, would bring more"
-    )
+    assert alone.endswith("no other policy takes less: a smaller batch, or parameters on several GPUs, would save more")
     exact = shortage(choice(*prices, limits=Limits(error=0.5)))
     assert exact == "nothing fits: 0, which has the least error, is too inexact"
 

@@ -79,7 +79,7 @@ def test_the_report_has_the_total(dump: tuple[str, str]) -> None:
 def test_where_nothing_is_known_that_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("class G(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n")
-    assert "nothing is kept for a backward that is known here" in shown(capsys, str(path), "--kept")
+    assert "no values kept for a backward are known here" in shown(capsys, str(path), "--kept")
 
 
 MODEL = """

@@ -36,7 +36,7 @@ def parser(prog: str) -> Parser:
     result = Parser(prog, "Check fxamp on this machine: its gradients, scaled steps and kernels, against torch's.")
     result.add_argument("--device", type=one_of("cpu", "cuda"), help="default: cuda where there is one, else cpu")
     result.add_argument(
-        "--lowering", type=one_of(*LOWERINGS), default="inductor", help="of the compiled graphs (inductor)"
+        "--lowering", type=one_of(*LOWERINGS), default="inductor", help="lowering of the compiled graphs (inductor)"
     )
     result.add_argument(
         "--only", action="append", metavar="TEXT", help="only checks whose name contains TEXT; repeatable"
@@ -48,7 +48,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Make all checks; ``say`` receives lines of progress. Raises OptionError without such a device or check."""
+    """Run all checks; ``say`` receives lines of progress. Raises OptionError without such a device or check."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -32,14 +32,18 @@ def parser(prog: str) -> Parser:
     result = Parser(prog, "Count what a training step moves on a GPU, from the kernels that Inductor generates for it.")
     add, usual = result.add_argument, Rates()
     add("file", nargs="?", metavar="MODEL.py", help="a file that defines model and inputs, as fxamp-show reads it")
-    add("--model", type=one_of(*MODELS), help=f"in its full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})")
+    add(
+        "--model",
+        type=one_of(*MODELS),
+        help=f"one of these, in full size: {', '.join(MODELS)} (default {_DEFAULT_MODEL})",
+    )
     add("--every", action="store_true", help="one table of all large models, in both dtypes, by each kind of policy")
     add(
         "--layers",
         type=positive,
         nargs="+",
         metavar="N",
-        help="layers, or stages, to count; several extrapolate",
+        help="layers, or stages, to count; several numbers extrapolate",
     )
     add(
         "--policy",
@@ -51,9 +55,9 @@ def parser(prog: str) -> Parser:
         "--dtype",
         type=one_of(*DTYPES),
         default="float16",
-        help=f"of the ambient autocast: {', '.join(DTYPES)} (float16)",
+        help=f"dtype of the ambient autocast: {', '.join(DTYPES)} (float16)",
     )
-    add("--scaler", action="store_true", help="scale the loss; float16 always does")
+    add("--scaler", action="store_true", help="scale the loss; always on in float16")
     add(
         "--optimizer",
         type=one_of(*OPTIMIZERS),
@@ -62,26 +66,26 @@ def parser(prog: str) -> Parser:
     )
     add("--clip", action="store_true", help="clip the gradients to a norm")
     add("--loss-only", action="store_true", help="the compiled graph returns the loss alone")
-    add("--kernels", type=natural, default=0, metavar="N", help="list the N heaviest kernels of each")
+    add("--kernels", type=natural, default=0, metavar="N", help="list the N heaviest kernels of each row")
     add(
         "--kept",
         type=natural,
         default=0,
         metavar="N",
-        help="list the N largest tensors that each keeps for the backward",
+        help="list the N largest tensors that each row keeps for the backward",
     )
     add("--peak", type=natural, default=0, metavar="N", help="list the N largest buffers in use at each peak, and when")
     add(
         "--bandwidth",
         type=positive_number,
         default=usual.bandwidth / 1e9,
-        help="of the GPU's memory, GB/s (%(default)g)",
+        help="bandwidth of the GPU's memory, GB/s (%(default)g)",
     )
     add(
         "--tflops",
         type=positive_number,
         default=usual.flops16 / 1e12,
-        help="of products in 16 bits; float32 at a twelfth (%(default)g)",
+        help="rate of products in 16 bits; float32 takes a twelfth of it (%(default)g)",
     )
     add(
         "--pcie",
@@ -210,7 +214,7 @@ def _workload(options: argparse.Namespace) -> tuple[Workload, int]:
         return Workload(name, sizes=sizes, **common), sizes.get("layers", sizes.get("depth", 0))
     if options.model or options.layers:
         raise OptionError(
-            f"{options.file} is a model of its own; --model and --layers are for the models of fxamp-bench"
+            f"{options.file} defines its own model; --model and --layers are for the models of fxamp-bench"
         )
     file = existing(options.file, "a Python file with model and inputs")
     return Workload(str(Path(file).resolve()), **common), 0

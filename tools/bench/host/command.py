@@ -25,8 +25,10 @@ def parser(prog: str) -> Parser:
     )
     result.add_argument("--rounds", type=positive, default=10, help="number of rounds; each gives one ratio (10)")
     result.add_argument("--steps", type=positive, default=30, help="steps of each contender in a round (30)")
-    result.add_argument("--parameters", type=positive, help="of each row, instead of the usual ones")
-    result.add_argument("--lowering", type=one_of("inductor", "aot_eager"), default="inductor", help="(inductor)")
+    result.add_argument("--parameters", type=positive, help="parameters of each row, instead of the usual numbers")
+    result.add_argument(
+        "--lowering", type=one_of("inductor", "aot_eager"), default="inductor", help="lowering (inductor)"
+    )
     add_styles(result)
     return result
 
@@ -73,8 +75,8 @@ def _table(document: dict[str, Any], markdown: bool = False) -> str:
     notes = [f"CPU time of one thread; ratios: median and quartiles of {document['rounds']} rounds. {_facts(document)}"]
     if document["load"] > QUIET:
         notes.append(
-            f"The machine was busy: its load was {document['load']:.1f} before the first row. Other work takes caches, "
-            "and ratios are less certain."
+            f"The machine was busy: its load was {document['load']:.1f} before the first row. Other work uses the "
+            "caches, so the ratios are less certain."
         )
     return "\n\n".join([drawn(cells, _HEADERS, markdown), "\n".join(notes)])
 

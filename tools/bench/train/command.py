@@ -28,13 +28,19 @@ def parser(prog: str) -> Parser:
     from fxamp.lowering_names import LOWERINGS
     from fxamp.tools.bench.models import MODELS, SIZES
 
-    result = Parser(prog, "Train one model in several ways of mixed precision, in turn, and compare.")
+    result = Parser(prog, "Train one model in several kinds of mixed precision, in turn, and compare them.")
     add = result.add_argument
     add("--model", type=one_of(*MODELS), help=f"{', '.join(MODELS)} (default mlp)")
     add("--every", action="store_true", help="one table of all large models under torch and each kind of policy")
     add("--size", type=one_of(*SIZES), help=f"{', '.join(SIZES)} (default: full on cuda; small on a CPU with bfloat16)")
-    add("--set", type=_dimension, action="append", metavar="NAME=N", help="another size of the model, as width=256")
-    add("--layers", type=positive, metavar="N", help="layers of the model, of resnet50 stages")
+    add(
+        "--set",
+        type=_dimension,
+        action="append",
+        metavar="NAME=N",
+        help="change a dimension of the model, such as width=256",
+    )
+    add("--layers", type=positive, metavar="N", help="number of layers of the model; of stages for resnet50")
     add("--device", type=one_of(*DEVICES), default="cpu", help="cpu (default) or cuda")
     add("--dtype", type=one_of(*DTYPES), help=f"{', '.join(DTYPES)} (default: the policies', else auto: fxamp chooses)")
     add(
@@ -42,7 +48,7 @@ def parser(prog: str) -> Parser:
         action="append",
         default=[],
         metavar="P",
-        help="adds fxamp under this policy, a name or a file; may be repeated",
+        help="add fxamp under this policy, a name or a file; may be repeated",
     )
     add(
         "--policy-optimizer",
@@ -50,12 +56,16 @@ def parser(prog: str) -> Parser:
         help="step as the policies' [optimizer] tables say (else torch's step)",
     )
     add("--all-results", action="store_true", help="the model returns all results, such as logits, not the loss alone")
-    add("--contenders", type=some_of(*CONTENDERS), help=f"of {','.join(CONTENDERS)} (default: all that suit, no fp8)")
+    add(
+        "--contenders",
+        type=some_of(*CONTENDERS),
+        help=f"some of {','.join(CONTENDERS)} (default: all that suit, no fp8)",
+    )
     add("--baseline", help="the contender that ratios are taken to (default: the best other way on the device)")
     add("--steps", type=positive, help="measured steps of a contender in a round (default 10; 2 for small)")
     add("--rounds", type=positive, help="rounds of a start (default 10; 4 for small)")
     add("--starts", type=positive, default=3, help="processes of each contender, one after the other (default 3)")
-    add("--seed", type=natural, default=0, help="of weights and batches (default 0)")
+    add("--seed", type=natural, default=0, help="seed of weights and batches (default 0)")
     add("--jobs", type=positive, default=1, help="contenders that compile at once; they step in turn (default 1)")
     add("--threads", type=positive, help="CPU threads (default: 1 for tiny, else as many as torch takes)")
     add("--lowering", type=one_of(*LOWERINGS), default="inductor", help=f"{', '.join(LOWERINGS)} (default inductor)")

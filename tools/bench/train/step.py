@@ -13,18 +13,28 @@ def parser(prog: str) -> Parser:
     """The options of this command."""
     from fxamp.lowering_names import STEP_LOWERINGS
 
-    result = Parser(prog, "Step parameters as GPT-2 has them by one optimizer in several ways, in turn, and compare.")
+    result = Parser(prog, "Step the parameters of GPT-2 with one optimizer in several ways, in turn, and compare them.")
     add = result.add_argument
     add("--optimizer", type=one_of(*OPTIMIZERS), default="AdamW", help=f"{', '.join(OPTIMIZERS)} (default AdamW)")
     add("--parameters", type=positive, default=148, help="how many tensors (default 148, as GPT-2 with 12 layers)")
-    add("--width", type=positive, default=64, help="of GPT-2 (default 64); 768 makes 148 tensors its 124 M elements")
-    add("--contenders", type=some_of(*STEPPERS), metavar="NAMES", help=f"of {','.join(STEPPERS)} (default all)")
+    add(
+        "--width",
+        type=positive,
+        default=64,
+        help="width of GPT-2 (default 64); with 768 the 148 tensors have 124 M elements",
+    )
+    add("--contenders", type=some_of(*STEPPERS), metavar="NAMES", help=f"some of {','.join(STEPPERS)} (default all)")
     add("--steps", type=positive, default=5, help="measured steps of a contender in a round (default 5)")
     add("--rounds", type=positive, default=5, help="rounds of a start (default 5)")
     add("--starts", type=positive, default=2, help="processes of each contender, one after the other (default 2)")
     add("--device", type=one_of("cpu", "cuda"), default="cpu", help="cpu (default) or cuda")
     add("--threads", type=positive, default=1, help="CPU threads; 1 gives steady times (default 1)")
-    add("--lowering", type=one_of(*STEP_LOWERINGS), default="inductor", help="of what compiles (default inductor)")
+    add(
+        "--lowering",
+        type=one_of(*STEP_LOWERINGS),
+        default="inductor",
+        help="lowering of compiled steps (default inductor)",
+    )
     add_styles(result)
     return result
 

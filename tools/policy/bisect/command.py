@@ -39,10 +39,10 @@ def parser(prog: str) -> Parser:
     parser = Parser(
         prog,
         "Find the smallest set of modules, or of the policy's rules, that must be float32 for the relative error "
-        "against float64 to be within a tolerance; of a policy for fp8 the set that must leave it; with --region kept "
-        "the set whose values must be kept for the backward as the forward made them. MODEL.py "
-        "defines model and batches (or inputs), and perhaps loss(output); it is run, and so is the "
-        f"model, once a trial. {NONFINITE}.",
+        "against float64 to be within a tolerance; for an fp8 policy, the set that must not run in fp8; with --region "
+        "kept, the set whose values must be kept for the backward as the forward made them. MODEL.py "
+        "defines model and batches (or inputs), and perhaps loss(output). The command runs it, and the model once "
+        f"per trial. {NONFINITE}.",
     )
     add_model(
         parser,

@@ -121,10 +121,10 @@ def _head(name: str, work: Workload, evidence: Evidence, limits: Limits, scaled:
     yield f"What {work.file} needs beyond {name}, from {plural(evidence.batches, 'batch', 'batches')}, run in float32."
     values = sum(sample.forward.count for sample in evidence.samples if not sample.raised)
     graphs = plural(evidence.graphs, "graph")
-    yield f"{values} values that {name} has in {limits.format.name} were looked at, in {graphs}."
+    yield f"{values} values that {name} puts into {limits.format.name} were checked, in {graphs}."
     yield f"Rules are for values that overflow, and where more than {share(limits.underflow)} of them underflow."
     if evidence.scaled:
         products = plural(len({operand.place for operand in evidence.scaled}), "product")
         yield f"{products} in fp8: rules for 16 bits where more than {share(limits.underflow)} of an operand underflow."
     if scaled:
-        yield f"Gradients were judged times the loss scale {2.0**limits.shift:g}."
+        yield f"Gradients were multiplied by the loss scale {2.0**limits.shift:g} before the check."

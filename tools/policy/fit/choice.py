@@ -68,7 +68,7 @@ class PricedPolicies:
         return (own != theirs or earlier) and one != other and all(a <= b for a, b in zip(own, theirs, strict=True))
 
     def shortage(self) -> Iterator[str]:
-        """Yield what is missing where nothing fits, what takes the bytes, and which policy would bring most."""
+        """Yield what is missing where nothing fits, what takes the bytes, and which policy would save most."""
         others = replace(self.limits, memory=inf)
         pair = self.least(others, "memory")
         smallest, least = self.least(Limits(), "memory") or next(iter(self.priced.values()))
@@ -81,10 +81,10 @@ class PricedPolicies:
         yield f"nothing fits: {missing} are missing under {candidate.name}, the smallest within the other limits"
         yield f"it takes {breakdown(price)}"
         if smallest is candidate:
-            yield "no other policy takes less: a smaller batch, or parameters on several GPUs, would bring more"
+            yield "no other policy takes less: a smaller batch, or parameters on several GPUs, would save more"
         else:
             words = " and ".join(others.excesses(least))
-            yield f"{smallest.name} would bring most: {least.summary(self.base)}; it is {words}"
+            yield f"{smallest.name} would save most: {least.summary(self.base)}; it is {words}"
 
 
 def breakdown(price: Price) -> str:

@@ -37,18 +37,35 @@ def parser(prog: str) -> Parser:
     """Return the subcommand's options."""
     result = Parser(
         prog,
-        "Find the policy with which a training step fits a GPU's memory: the fastest within an error of the gradient, "
-        "of the shipped policies and combinations of them. They are counted for that GPU, which need not be there, and "
-        "measured against float64. MODEL.py defines model and inputs, and perhaps batches and loss(output); it is run, "
-        "and so is the model.",
+        "Find the policy with which a training step fits a GPU's memory: the fastest of the shipped policies and their "
+        "combinations whose gradient error is small enough. Cost is counted for that GPU, which need not be there, and "
+        "the error is measured against float64. MODEL.py defines model and inputs, and perhaps batches and "
+        "loss(output). The command runs it, and the model.",
     )
     add = result.add_argument
-    add("model", metavar="MODEL.py", help="model and inputs are counted; batches, or else inputs, give the error")
+    add(
+        "model",
+        metavar="MODEL.py",
+        help="model and inputs are counted; the error is measured on batches, else on inputs",
+    )
     add("--gpu", type=one_of(*GPUS), default="h100", help=f"{', '.join(GPUS)} (h100)")
-    add("--memory", type=amount, metavar="BYTES", help='that a step may take, "40GiB"; the GPU\'s own unless given')
-    add("--error", type=positive_number, default=1.5, metavar="R", help="of the gradient, over the base's (1.5)")
-    add("--time", type=positive_number, metavar="R", help="of a step, over the base's (any; 1.1 with --prefer error)")
-    add("--prefer", type=one_of(*PREFERENCES), default="time", help=f"{', '.join(PREFERENCES)}: what is least (time)")
+    add("--memory", type=amount, metavar="BYTES", help='memory that a step may take, "40GiB" (the GPU\'s own)')
+    add(
+        "--error",
+        type=positive_number,
+        default=1.5,
+        metavar="R",
+        help="limit of the gradient's error, over the base's (1.5)",
+    )
+    add(
+        "--time",
+        type=positive_number,
+        metavar="R",
+        help="limit of a step's time, over the base's (none; 1.1 with --prefer error)",
+    )
+    add(
+        "--prefer", type=one_of(*PREFERENCES), default="time", help=f"what to minimize: {', '.join(PREFERENCES)} (time)"
+    )
     add("--base", dest="policy", default="cuda-bfloat16", metavar="P", help="the policy to extend (cuda-bfloat16)")
     add("--loss-only", action="store_true", help="training reads the loss alone, so other results are not computed")
     add("--sister", metavar="SMALL.py", help="a small model with the same modules, on which the error is measured")

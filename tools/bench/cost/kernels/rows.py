@@ -12,9 +12,9 @@ from fxamp.tools.bench.cost.kernels.subjects import Subject
 from fxamp.tools.bench.report import drawn
 
 NOTE = (
-    "Counted, not measured. ideal, moved: bytes an element. warps: that a multiprocessor holds. Then instructions an "
-    "element by unit; once: FP64 instructions that each thread executes once a program. bound: the share of the "
-    "memory's bandwidth that the machine code permits, and what forbids more."
+    "Counted, not measured. ideal, moved: bytes per element. warps: how many a multiprocessor holds. Then instructions "
+    "per element by unit; once: FP64 instructions that each thread executes once per program. bound: the share of the "
+    "memory's bandwidth that the machine code permits, and what limits it."
 )
 
 
