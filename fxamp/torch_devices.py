@@ -1,4 +1,4 @@
-"""Devices: copy small tensors from one to another, make one current, find out what it can do.
+"""Devices: copy small tensors between them, make one current, find out what one can do.
 
 A copy between an accelerator and the CPU may still be in progress when the call that started it returns. An accelerator
 orders the copies into its memory with its other work, so nothing needs to wait for them. The CPU does not: it could

@@ -1,4 +1,4 @@
-"""A rewritten module in its caller's grad mode: it follows that mode, and leaves it, autocast and torch.func unchanged.
+"""Make a rewritten module run in its caller's grad mode, and leave that, autocast and torch.func as they were.
 
 Dynamo records the end of a block under ``no_grad`` as a call that sets the grad mode of the capture. torch.compile
 captures again in another mode; a rewritten module is captured once.
@@ -22,7 +22,7 @@ _SET_GRAD = torch._C._set_grad_enabled
 
 
 def follow_grad_mode(gm: GraphModule, ambient: bool = True) -> None:
-    """Let each block that restores ``ambient``, the grad mode of the capture, restore that of the call of ``gm``.
+    """Let each block that restores ``ambient``, the grad mode of the capture, restore the caller's mode instead.
 
     A block that differentiates keeps its own mode.
     """

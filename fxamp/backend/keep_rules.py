@@ -40,7 +40,7 @@ _WITH_HOST = ("cuda", "cpu")
 class KeepRules(Participant):
     """A policy with rules for saved values; compiling a graph adds the outcome for each value to ``kept``.
 
-    ``inspected``: the graph runs on the CPU, and is to show what would happen on the policy's device.
+    ``inspected``: the graph runs on the CPU, but must show what would happen on the policy's device.
     """
 
     policy: Policy

@@ -46,7 +46,7 @@ def rewrite(
     Rules of region "results" do not apply: the module returns all results.
 
     Raises OptionError or PolicyError if the policy does not exist or is for another device, CaptureError if ``source``
-    cannot be captured as one graph, or changes an object otherwise than by writes to tensors.
+    cannot be captured as one graph, or changes objects other than by writing to tensors.
     """
     if not isinstance(example_inputs, (tuple, list)):
         raise OptionError(

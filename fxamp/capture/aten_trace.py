@@ -45,7 +45,7 @@ _NOT_ADOPTED = ("example_value", "val", "grapharg")
 def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> GraphModule:
     """Trace ``gm`` for inputs ``fakes``, all of ``mode``; placeholders keep their order, names and metadata.
 
-    Bodies of higher-order ops are not traced. Returns a new module; of ``gm`` at most the order of its nodes changes.
+    Bodies of higher-order ops are not traced. Returns a new module; in ``gm`` at most the order of the nodes changes.
     """
     _move_placeholders_ahead(gm.graph)
     trace = make_fx(

@@ -9,7 +9,7 @@ policy the call may convert; then ``h`` and the result differ. So:
 3. If the schema does not say that the result may be the input, the call is left out: it does not convert, and
    functionalization would treat its result as a copy that later writes do not change.
 4. Dropout that drops nothing is left out too: eager mode returns the input, but torch's decomposition copies it.
-5. ``detach_`` is left out of an alias by rule 1 that needs no gradient: torch detaches no view in place.
+5. ``detach_`` of an alias by rule 1 that needs no gradient is left out, because torch detaches no view in place.
 """
 
 from typing import Any

@@ -40,7 +40,7 @@ _EXIT_INFERENCE = getattr(grad_mode, "_exit_inference_mode", None)
 def is_mark(node: Node) -> bool:
     """Whether ``node`` opens or closes a region of autocast or of inference mode.
 
-    If Dynamo marks inference mode otherwise, the capture fails where a graph has it.
+    If Dynamo marks inference mode in another way, the capture of a graph with inference mode fails.
     """
     return node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST) or _inference(node)
 

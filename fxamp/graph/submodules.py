@@ -1,8 +1,8 @@
-"""The parts of a module and the names of its tensors, read without a call of any code of its class.
+"""The parts of a module and the names of its tensors, read without calling any code of its class.
 
-Classes override ``named_parameters``, ``named_modules`` and their like: with fewer arguments and without some of the
-tensors (TorchRL's losses), or with side effects (peft's attention creates a weight again, which must not happen while
-it runs). What fxamp reads must not depend on these methods, and reading must not change the module.
+Classes override ``named_parameters``, ``named_modules`` and similar methods: with fewer arguments and without some of
+the tensors (TorchRL's losses), or with side effects (peft's attention creates a weight again, which must not happen
+while it runs). What fxamp reads must not depend on these methods, and reading must not change the module.
 """
 
 import weakref
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 class ParameterSlot:
     """The parameter that a module has under a name now; it keeps neither alive.
 
-    torch.utils.swap_tensors refuses a tensor with a weak reference, so what remembers a parameter refers to its module.
+    torch.utils.swap_tensors refuses a tensor with a weak reference, so this refers to the module of the parameter
+    instead.
     """
 
     def __init__(self, module: weakref.ref[nn.Module], name: str) -> None:

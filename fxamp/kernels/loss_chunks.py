@@ -58,7 +58,7 @@ def chunks_of(input: Tensor, target: Tensor, form: LossForm) -> Iterator[tuple[T
 
 @dataclass(frozen=True)
 class LossHead:
-    """The linear layer, in the dtype of its products unless they are in fp8, and the weights of classes in float32."""
+    """The linear layer, in the dtype of its products unless they are in fp8, and the class weights in float32."""
 
     weight: Tensor
     bias: Tensor | None

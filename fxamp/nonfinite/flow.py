@@ -190,10 +190,10 @@ def _flow_of_function(function: AutogradFunction, listing: Listing) -> Flow:
 
 
 class _Transforms:
-    """Follows the torch.func transforms of a graph. The outermost ones count as ops, because only their results count.
+    """Follows the torch.func transforms of a graph. An outermost one counts as one op, because only its results count.
 
-    A value inside of one has as inputs all values that the transform has read so far, and the line that calls the
-    transform. It passes infinities on. Those that it makes count as meant if a number in the transform is infinite.
+    The inputs of a value inside of one are all values that the transform has read so far, and its line is the one that
+    calls the transform. It passes infinities on. Those that it makes count as meant if a number in it is infinite.
     """
 
     def __init__(self) -> None:

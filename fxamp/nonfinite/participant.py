@@ -1,4 +1,4 @@
-"""The participant that measures a graph's values: it removes their numbers from the results, for the monitor."""
+"""The participant that measures a graph's values: it takes their numbers from the results to the monitor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +30,8 @@ from fxamp.torch_private import compiled_by_aot, function_of, inner_nodes, runni
 class Watching(Participant):
     """Watches one graph for values that are not finite.
 
-    ``ended``: a graph break ended it. Then its results without a gradient, such as targets, beside results that have
-    one, are not judged here: a graph that such a value spoils names it as an input.
+    ``ended``: a graph break ended it. If some of its results then have a gradient, those without one, such as targets,
+    are not checked here. If such a value makes a later graph produce a NaN, that graph names it as an input.
     """
 
     monitor: Monitor

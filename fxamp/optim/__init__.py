@@ -1,9 +1,10 @@
 """Compile any optimizer's step so that a flag on the device can skip it, without waiting for the device.
 
-    compiled = CompiledOptimizer.of(optimizer) bound = compiled.prepare(StepOptions(scaled=True)) None if the host must
-    decide; the log says why bound(found_inf, Factors(inv_scale=inv_scale))      never waits for the device
+    compiled = CompiledOptimizer.of(optimizer)
+    bound = compiled.prepare(StepOptions(scaled=True))      None if the host must decide; the log says why
+    bound(found_inf, Factors(inv_scale=inv_scale))          never waits for the device
 
-    compile_optimizer(optimizer)                        the same for optimizer.step(), without a scaler
+    compile_optimizer(optimizer)                            the same for optimizer.step(), without a scaler
 
 ``fxamp/optim/README.md`` lists the folders, and shows how a step passes from file to file.
 """

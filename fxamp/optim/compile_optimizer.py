@@ -48,8 +48,8 @@ def compile_optimizer(
             ``in_backward = true``, backwards compiled with this policy step their parameters, whose ``.grad`` stays
             None. Call ``step()`` once after each backward: it steps the other parameters.
         clip_norm: the step clips gradients as ``torch.nn.utils.clip_grad_norm_(parameters, clip_norm)`` would. If the
-            step runs compiled, no hooks run before it and it does not write to gradients, those in memory do not
-            change. None: no clipping.
+            step runs compiled, without hooks before it, and does not write to gradients, the gradients in memory do
+            not change. None: no clipping.
         lowering: "inductor", or "aot_eager" to run the traced ops one by one.
         seed: the seed of stochastic rounding; the same on every rank, unless ranks are to round differently.
 

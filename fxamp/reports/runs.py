@@ -206,7 +206,7 @@ def _program(frame: FrameType | None) -> Any:
 
 
 def original(compiled: Any) -> Any:
-    """Return the module or function that torch.compile made ``compiled`` of; anything else as it is.
+    """Return the module or function that torch.compile made ``compiled`` from; anything else unchanged.
 
     A module's class may forward attributes to a module inside of it; this reads only attributes of the module itself.
     """

@@ -47,7 +47,7 @@ class BackwardScaler(Protocol):
         """Return the scale, 0-dim float32 on ``device``."""
 
     def note_unused(self, flags: Tensor) -> None:
-        """Note whether a backward overflowed; for a scaler that is not ``used``: nothing has called it yet."""
+        """Note whether a backward overflowed; called while the scaler is not ``used``, that is, not called yet."""
 
 
 def times(value: Tensor, factor: Tensor) -> Tensor:

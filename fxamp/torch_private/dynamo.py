@@ -75,7 +75,7 @@ def raised_through_dynamo(error: Exception, backend: Callable[..., Any], frame: 
 
 
 def called_by_backward() -> bool:
-    """Whether Dynamo compiles, on its own account, code that autograd calls: a hook, or the backward of a Function.
+    """Whether Dynamo by itself compiles code that autograd calls: a hook, or the backward of a Function.
 
     It does so where a backward follows a graph break in a compiled function. False for a callable of torch.compile
     that such code calls, and for what a checkpoint computes again, in which gradients are enabled. If torch renames
@@ -177,7 +177,7 @@ def adopt_sources(captured: GraphModule, gm: GraphModule) -> None:
 
 
 def backends_of_compiles() -> list[Any] | None:
-    """Return the backend of every call of torch.compile since Dynamo was last reset, of whatever function.
+    """Return the backend of every call of torch.compile since Dynamo was last reset, for any function.
 
     If torch renames the list, it is None: the first step of an optimizer takes longer.
     """
@@ -190,9 +190,8 @@ def backends_of_compiles() -> list[Any] | None:
 def on_each_compilation(begins: Callable[..., None], ends: Callable[..., None]) -> None:
     """Call ``begins`` before each of Dynamo's compilations and ``ends`` after it, permanently, in the same thread.
 
-    ``torch._dynamo.reset`` empties Dynamo's lists of callbacks; these stay. Dynamo does not compile them: it holds a
-    lock while they run, which a compilation needs, and where a compiled function calls ``backward`` it would try to.
-    Breaks loudly.
+    ``torch._dynamo.reset`` empties Dynamo's lists of callbacks; these stay. Dynamo must not compile them: it would try
+    to where a compiled function calls ``backward``, while it holds a lock that a compilation needs. Breaks loudly.
     """
     from torch._dynamo.callback import callback_handler
 
@@ -250,10 +249,10 @@ def compiling_frame() -> FrameType | None:
 
 
 def compile_options() -> list[Mapping[str, Any]]:
-    """Return the ``options`` of every call of torch.compile since Dynamo was last reset, for whatever backend.
+    """Return the ``options`` of every call of torch.compile since Dynamo was last reset, for any backend.
 
-    Those of calls with ``disable=True`` are not among them. If torch renames the list of backends, it is empty, and a
-    scaler is known to be in the options only once a graph was compiled with it.
+    Calls with ``disable=True`` are left out. If torch renames the list of backends, it is empty, and a scaler is known
+    to be in the options only once a graph was compiled with it.
     """
     from torch._dynamo import eval_frame
 

@@ -25,9 +25,10 @@ class RecompileLimit:
 def on_recompile_limit(reached: Callable[[RecompileLimit], None]) -> None:
     """Call ``reached`` whenever Dynamo is about to give up a function as it reaches a limit, permanently.
 
-    Not where it raises an error of it (``fullgraph=True``, ``fail_on_recompile_limit_hit``). Dynamo then calls neither
-    a backend nor the callbacks of :func:`on_each_compilation`; it asks for the user's context before, which goes to its
-    logs, and so ``reached`` is called. If torch renames its function's variables, limits are not noticed.
+    It is not called where Dynamo raises an error instead (``fullgraph=True``, ``fail_on_recompile_limit_hit``). At a
+    limit Dynamo calls neither a backend nor the callbacks of :func:`on_each_compilation`. But before, it asks for the
+    user's context for its logs, and that calls ``reached``. If torch renames the variables of Dynamo's function,
+    limits are not noticed.
     """
     from torch._dynamo.utils import register_hook_for_recompile_user_context
 

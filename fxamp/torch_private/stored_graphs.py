@@ -24,8 +24,8 @@ def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
 
     Module classes become their names, and values their layouts, which load faster than fake tensors. Views lose their
     base; an input is a view if the forward keeps it in another layout than that of its value. Raises ValueError if a
-    size is dynamic: what loads it would change the sizes of the process; and whatever pickle does if something cannot
-    be stored. Breaks loudly.
+    size is dynamic, because loading it would change the sizes of the process, and pickle's own errors if something
+    cannot be stored. Breaks loudly.
     """
     from torch.fx._graph_pickler import GraphPickler, Options
 

@@ -57,8 +57,8 @@ def size_tables(tracer: Any) -> tuple[dict[Any, Any], ...]:
 def dropped_sizes(shapes: ShapeEnv | None) -> Iterator[None]:
     """Forget the symbols made inside that nobody bound: their values are thrown away.
 
-    torch requires of whoever traces next that the results hold them. If torch renames the list, graphs with such sizes
-    raise in AOTAutograd.
+    Otherwise torch would require them in the results of the next trace. If torch renames the list, graphs with such
+    sizes raise in AOTAutograd.
     """
     pending = getattr(shapes, "pending_fresh_unbacked_symbols", [])
     before = list(pending)

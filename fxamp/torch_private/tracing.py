@@ -29,7 +29,7 @@ def make_fx(
     pre_dispatch: bool = False,
     allow_non_fake_inputs: bool = False,
 ) -> Callable[..., GraphModule]:
-    """Return torch's ``make_fx(function, ...)``, which other threads do not notice.
+    """Return torch's ``make_fx(function, ...)``, without its effects on other threads.
 
     torch's own patches ``nn.Module`` and says to the whole process that fx is tracing: a second trace restores the
     patches of the first one, and compiled models of other threads raise. Here nothing is patched, and one thread traces

@@ -6,10 +6,10 @@
    for values that need no gradient, and for float32 leaves that need one (:mod:`~fxamp.passes.shared.cast_writer`
    decides it). Other values are cast once per use, and twice for an op that reads one twice, so that their gradients
    are summed in float32. AOTAutograd merges such casts in the forward. ``torch.library.register_autocast`` has no
-   cache, nor has ``torch.autocast(cache_enabled=False)``.
+   cache, and neither has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, or between grad modes.
 4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
-   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source. Of
+   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source. In
    flex_attention only the query, key and value follow the policy; the bodies read what they were captured with.
 5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs. A
    hook stays on its tensor, in that tensor's new dtype, and never moves to a cast, because it must see the gradient of

@@ -9,9 +9,9 @@
 4. A value is measured right after its first reader (``magnitude_writer.place_of``). If the graph may write to it, it is
    measured as soon as it exists, an input at the start of the graph.
 5. The bodies of checkpoints, the branches of conds and the forwards of Functions return their numbers to the outer
-   graph, under names ``"body/node"``; the numbers of a branch that does not run are zeros. Of other higher-order ops
-   only the results are measured. Nothing is measured inside torch.func transforms, where values have other shapes; a
-   value that leaves the outermost one is measured behind it.
+   graph, under names ``"body/node"``; the numbers of a branch that does not run are zeros. Only the results of other
+   higher-order ops are measured. Nothing is measured inside torch.func transforms, where values have other shapes; a
+   value that leaves the outermost one is measured after it.
    With ``backwards``, for eager runs, the backwards of Functions return their numbers as one more result; otherwise
    AOTAutograd traces them.
 6. Calls that no output and no effect depends on are not measured: a compiler removes them.

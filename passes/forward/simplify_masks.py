@@ -1,8 +1,8 @@
 """simplify-masks: remove attention masks that are the same in every step.
 
 transformers computes its masks from sizes alone while torch.compile traces, where eager mode passes none or
-``is_causal``. Such a mask rules flash attention out, and one with a stride of zero the memory-efficient kernel too, so
-that attention runs as float32 products. A mask that no input decides is evaluated while the graph is compiled:
+``is_causal``. Such a mask rules out flash attention, and with a stride of zero it rules out the memory-efficient kernel
+too, so that attention runs as float32 products. A mask that no input decides is evaluated while the graph is compiled:
 
 1. One that masks nothing is removed.
 2. One that is causal becomes ``is_causal=True``: of a square of scores, it keeps those on and below the diagonal.

@@ -59,7 +59,7 @@ class Restore:
 class PackKept(TracedPass[CastContext]):
     """Requires values on all nodes of a partitioned forward; ``results`` is the number of its results.
 
-    ``inspected``: the graph runs on the CPU, and is to show what would happen on the policy's device.
+    ``inspected``: the graph runs on the CPU, but must show what would happen on the policy's device.
     """
 
     results: int

@@ -1,7 +1,7 @@
 """A process that measures: functions are called there, with an object that lives there as their first argument.
 
-Both sides pickle what they send: a call to its stdin, an answer to where its stdout was; what is printed goes to
-stderr.
+Both sides pickle what they send: calls go to the process's stdin, answers to its original stdout. What the process
+prints goes to stderr.
 """
 
 import os

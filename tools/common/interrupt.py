@@ -14,7 +14,7 @@ class SoFar(KeyboardInterrupt):
 
 @contextmanager
 def so_far(text: Callable[[], str]) -> Iterator[None]:
-    """Where Ctrl-C ends the work inside, raise SoFar with ``text()`` before what the work inside found itself."""
+    """If Ctrl-C ends the work inside, raise SoFar with ``text()``, followed by what that work found itself."""
     try:
         yield
     except KeyboardInterrupt as error:

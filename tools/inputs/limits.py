@@ -62,7 +62,7 @@ class _Exhausted(BaseException):
 
 @contextmanager
 def limited(statements: int, file: str) -> Iterator[None]:
-    """End what is inside by a ListingError once it has taken more CPU time or memory than ``statements`` account for.
+    """End the block with a ListingError once it has used more CPU time or memory than ``statements`` can need.
 
     Limits nothing where the system has no timers, and outside the main thread, which alone gets their signals.
     """

@@ -1,6 +1,6 @@
 """Load a Python file that defines ``model`` and ``batches`` (or ``inputs``, one batch), and optionally ``loss``.
 
-The file is run, and so is the model, on the file's data.
+The commands run the file, and the model on the file's data.
 """
 
 import inspect

@@ -14,8 +14,8 @@ from fxamp.passes.step.pack_state import COUNT
 def plain_state(saved: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]) -> dict[Any, dict[str, Any]]:
     """Return the state of ``saved``, a state_dict, as an eager step keeps it: no tensor packed, and numbers as numbers.
 
-    If anything in it had another form, all of it is a copy, of this moment, and otherwise all of it is the optimizer's
-    own, which steps change, as torch's is. Only a step counter that moves to the CPU does not count.
+    If anything in it had another form, the result is a copy, which later steps do not change. Otherwise it holds the
+    optimizer's own tensors, as torch's state_dict does. A step counter that moves to the CPU is not another form.
 
     Args:
         saved: what torch makes of the state as the compiled step stores it.

@@ -39,7 +39,7 @@ def unpack_state(optimizer: torch.optim.Optimizer) -> None:
 def complete_state(optimizer: torch.optim.Optimizer, table: OptimizerPrecision) -> None:
     """Add what compiled steps add to the state that the optimizer's own step has made.
 
-    So it has all entries after one step: torch.distributed.checkpoint loads no others into a new optimizer.
+    So the state has all entries after one step: torch.distributed.checkpoint loads no others into a new optimizer.
     """
     for owner, entry in optimizer.state.items():
         if isinstance(owner, Tensor) and entry:
@@ -101,7 +101,7 @@ def packed_state(
 
 
 def initial_entries(table: OptimizerPrecision, parameter: Tensor, entry: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what the table adds to a parameter's state ``entry`` and it lacks, as before the first compiled step."""
+    """Return the initial values of what the table adds to a parameter's state and ``entry`` lacks."""
     initial: dict[str, Any] = {}
     if table.weights == "kahan" and parameter.dtype in NARROW and COMPENSATION not in entry:
         initial[COMPENSATION] = torch.zeros_like(parameter, requires_grad=False)

@@ -24,7 +24,7 @@ _INTERNAL = "torch._", "torch.fx.", "torch.distributed.", "fxamp."
 
 
 class Held(NamedTuple):
-    """A container or object. ``name``: what of the optimizer holds it; ``direct``: through no object."""
+    """A container or object. ``name``: the optimizer's attribute that holds it; ``direct``: only through containers."""
 
     name: str
     value: Any

@@ -169,9 +169,9 @@ class GraphFlags:
         self.attached = True
 
     def in_use(self, scaler: object) -> bool:
-        """Whether ``scaler``, the owner, is attached; attach it if torch.compile has it, even if nothing is compiled.
+        """Whether ``scaler``, the owner, is attached; attach it if torch.compile's options hold it.
 
-        Dynamo may compile nothing of a model. Its gradients are true then, like those of a model that it compiles.
+        So gradients are unscaled even if Dynamo compiles nothing of a model.
         """
         if not self.attached and not self.scaled_losses:
             self.attached = any(options.get("scaler") is scaler for options in compile_options())

@@ -6,7 +6,7 @@
    finds ``self.grad_scale`` and ``self.found_inf``, and skips on the device. In an older form of the protocol, ``step``
    takes the scaler: ``step(grad_scaler=...)``; it divides by the scale, so it is not used with compiled graphs, whose
    gradients are unscaled.
-3. Any other is run by the host, which waits for the flag.
+3. The host, for any other step: it waits for the flag, and then calls the step or skips it.
 """
 
 import inspect
@@ -43,9 +43,9 @@ class StepPlan(NamedTuple):
         way: "compiled", "fused", "older" (a step that takes the scaler) or "host".
         unscale: whether gradients are unscaled in memory first.
         check: whether they are checked as they are, because nothing else has checked them.
-        compiled: the step, of a compiled way.
+        compiled: the compiled step, if the way is "compiled".
         options: what ``compiled`` was prepared with.
-        first: whether a fused step will make state: see :func:`lacks_state`.
+        first: whether a fused step will create state: see :func:`lacks_state`.
     """
 
     way: str

@@ -1,4 +1,4 @@
-"""Checks in several processes at once: each makes one after another, and one that dies is replaced."""
+"""Run checks in several processes at once: each runs one check after another, and one that dies is replaced."""
 
 import os
 from collections import deque
@@ -33,7 +33,7 @@ def outcomes(names: Sequence[str], chosen: Sequence[int], start: Callable[[], Pr
 
     Args:
         names: of all checks.
-        chosen: the indices of those to make, in order.
+        chosen: the indices of those to run, in order.
         start: opens a process whose object is the list of checks.
         jobs: how many processes work at once.
     """

@@ -1,8 +1,8 @@
 """The moment of a graph's schedule at which most memory is in use, and what is in use then.
 
-Results and temporaries count, and of the inputs what a forward has kept; parameters and other inputs do not. The plan
-is Inductor's own, without what it takes for memory but a fused kernel keeps in registers, and with its decisions which
-kernels write a result over what they read last.
+Results, temporaries and the inputs that a forward has kept count; parameters and other inputs do not. The plan is
+Inductor's own, without the values that it plans memory for but a fused kernel keeps in registers, and with its
+decisions about which kernels write a result over an input that they are the last to read.
 """
 
 import dataclasses

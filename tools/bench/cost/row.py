@@ -45,7 +45,7 @@ class Row:
     def milliseconds(self, rates: Rates) -> float:
         """An estimate: products by their FLOPs, all other kernels by their bytes; nothing waits, nothing overlaps.
 
-        Copies to the host's memory take longer than the forward, or no time; those back than the backward.
+        Copies to the host's memory add only the time by which they outlast the forward, copies back the backward.
         """
         products, of_forward = (
             sum(flops / rates.of(dtype) for dtype, flops in by_dtype.items())

@@ -144,5 +144,5 @@ def note(rates: Rates) -> str:
     return (
         f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
         f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand. Copies to host memory and back "
-        f"run at {rates.host / 1e9:g} GB/s (host GB), those back beside the backward: est. ms has the rest."
+        f"run at {rates.host / 1e9:g} GB/s (host GB) while kernels run; est. ms has the time by which they take longer."
     )

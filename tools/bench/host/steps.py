@@ -41,7 +41,7 @@ def timed(steps: dict[str, Callable[[], None]], repeats: int, order: int) -> dic
     """Return each one's CPU time of a step in microseconds, over ``repeats``: the steps take turns.
 
     ``order``: seeds the order of turns, so that none always follows the same other one. It is this thread's CPU time:
-    what other processes take is in it only as far as they take caches.
+    other processes affect it only through the caches.
     """
     spent, shuffle = dict.fromkeys(steps, 0.0), random.Random(order)
     for _ in range(repeats):

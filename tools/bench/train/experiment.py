@@ -167,7 +167,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def usual_baseline(device: str) -> str:
-    """The best other way to do the same work there, which ratios are taken to: without units for 16 bits, float32."""
+    """The baseline: the best other way to do the same work on the device; float32 where it has no 16-bit units."""
     from fxamp.torch_devices import native_bfloat16
 
     return AUTOCAST if device == "cuda" or native_bfloat16(device) else FLOAT32_COMPILED

@@ -43,7 +43,7 @@ class Candidate:
 
     @property
     def combined(self) -> bool:
-        """Whether it is no shipped policy, nor the base, as it is."""
+        """Whether it is neither a shipped policy nor the unchanged base."""
         return len(self.variants) > 1 or self.name.endswith(STATE_SUFFIX)
 
     @property

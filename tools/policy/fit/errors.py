@@ -1,6 +1,6 @@
 """The error of a policy's gradient against float64, over a few draws of nearby weights.
 
-Every draw multiplies each parameter by numbers within 2**-8 of 1: the model stays the same, its rounding is another.
+Every draw multiplies each parameter by numbers within 2**-8 of 1: the model hardly changes, but it rounds differently.
 """
 
 import math

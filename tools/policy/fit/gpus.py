@@ -21,7 +21,7 @@ _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 class Gpu:
     """Bytes a second of its memory, FLOPs a second of dense products in 16 bits, its memory, and which GPU it is.
 
-    That is the compute capability of NVIDIA's, the architecture of AMD's.
+    NVIDIA's GPUs are identified by their compute capability, AMD's by their architecture.
     """
 
     bandwidth: float
@@ -39,7 +39,7 @@ class Gpu:
 
     @property
     def rates(self) -> Rates:
-        """What it does in a second, of what its data sheet says."""
+        """The rates that the count assumes, as parts of those in the data sheet."""
         return Rates(0.9 * self.bandwidth, 0.61 * self.flops16, 0.61 * self.flops16 / 12)
 
 

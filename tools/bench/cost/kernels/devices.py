@@ -41,7 +41,7 @@ class Device:
         warps: that a multiprocessor holds at most.
         programs: that it holds at most.
         shared: bytes of shared memory.
-        far, near: clocks until memory, and until L2, has answered, both without load.
+        far, near: clocks until memory and until L2 answer, without load.
     """
 
     name: str
