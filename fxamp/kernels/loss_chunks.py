@@ -135,8 +135,8 @@ class LossChunk:
     def gradients(self, losses: Tensor | None = None) -> Tensor:
         """``[n, C]``: the gradient of the sum of :meth:`losses` for each logit, in float32.
 
-        ``losses``: these, if they were computed: nothing reads the logits after this then, so Inductor may write the
-        gradients in 16 bits over logits in 16 bits.
+        ``losses``: the result of :meth:`losses`, if it was computed. Then nothing reads the logits after this, so
+        Inductor may write the gradients in 16 bits over logits in 16 bits.
         """
         shares = self._shares()
         total = shares.sum(-1, keepdim=True)

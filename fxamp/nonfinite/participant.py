@@ -81,7 +81,7 @@ class Watching(Participant):
         return call
 
     def _judged(self, results: Sequence[Any]) -> Flow:
-        """Return the flow that judges a run; it is known after the first run."""
+        """Return the flow by which a run is checked; it is known after the first run."""
         flow = self.monitor.forward
         assert flow is not None, "what is measured is known"
         if self.ended and flow.returned:

@@ -39,7 +39,7 @@ def local(value: Any) -> Any:
 def joined(part: Tensor, whole: Tensor) -> Tensor:
     """Return a DTensor with the layout of ``whole`` whose part on this rank is ``part``, a tensor of any class.
 
-    ``from_local`` would not do, because it takes a view.
+    ``from_local`` does not work here, because it takes a view.
     """
     dtensor: Any = whole
     joint: Tensor = type(dtensor)(part, dtensor._spec, requires_grad=False)

@@ -54,7 +54,7 @@ def keyed(tag: str) -> Iterator[None]:
 
 @cache
 def source_digest(home: Path = Path(__file__).parents[1]) -> str:
-    """Return the sha256 in hex of the code of fxamp, which contains its version, without the tools; ``home``: where."""
+    """Return the sha256 in hex of fxamp's code in the folder ``home``, version included, without the tools."""
     digest = hashlib.sha256()
     for file in _sources(home):
         digest.update(str(file.relative_to(home)).encode() + file.read_bytes())

@@ -76,7 +76,7 @@ def overwritten_buffers(graph: Any) -> dict[str, str]:
     """Return, by the name of a buffer of ``graph``, the one whose memory its kernel writes it to. Breaks loudly.
 
     ``graph``: a GraphLowering whose scheduler is made, while Inductor compiles it. Each kernel decides as in code
-    generation, which the graph can still go through.
+    generation, which is still possible for the graph.
     """
     from torch._inductor.virtualized import V
 

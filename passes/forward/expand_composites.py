@@ -88,7 +88,7 @@ class _Expander:
         if isinstance(loss, str):
             level = logging.WARNING if torch.is_grad_enabled() else logging.INFO
             log.log(level, "%s at %s is not cut into chunks: %s", node.name, describe_source(node), loss)
-        # Where autocast is off no rule casts, and a decomposition may round otherwise than the op's own kernel.
+        # Where autocast is off, no rule casts, and a decomposition may round differently from the op's own kernel.
         hides = region.lower is not None and self._hides_rule(node, region, node)
         inner = self._decomposed(node, region) if hides else None
         if inner is None:

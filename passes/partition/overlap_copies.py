@@ -89,7 +89,7 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
 def _operand_before(wait: Node) -> Node | None:
     """Return an operand, computed by the graph, of the last product before ``wait``: by then it is written to memory.
 
-    The product's own result would not do: if it had one more reader, Inductor would not fuse it with the sum that
+    The product's own result does not work: with one more reader, Inductor would not fuse it with the sum that
     reads it.
     """
     node = wait.prev

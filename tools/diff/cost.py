@@ -35,7 +35,7 @@ def cost(file: str, old: Side, new: Side, style: str) -> Cost:
     says if it cannot count.
     """
     if Path(file).suffix != ".py":
-        raise OptionError(f"--cost counts models: --graph {file} is none; accepted: a MODEL.py")
+        raise OptionError(f"--cost counts models, and --graph {file} is not one; accepted: a MODEL.py")
     for side in (old, new):
         if side.policy.device != "cuda":
             raise OptionError(f"--cost counts for GPUs: {side.source} is for {side.policy.device}; accepted: cuda")

@@ -16,10 +16,10 @@ from fxamp.tools.inputs.model_file import Program
 
 @contextmanager
 def fake_program(program: Program, mode: FakeTensorMode, device: str, last_use: bool = False) -> Iterator[Program]:
-    """Yield the program with each tensor replaced by one of ``mode`` on ``device``; on exit its modules have theirs.
+    """Yield the program with each tensor replaced by one of ``mode`` on ``device``; on exit, its modules have theirs.
 
-    ``last_use``: on exit they have tensors on "meta", which take no memory: torch holds a compiled module as long as
-    the process lives.
+    ``last_use``: on exit the modules have tensors on "meta", which take no memory: torch holds a compiled module as
+    long as the process lives.
     """
     fakes: dict[int, Any] = {}
 

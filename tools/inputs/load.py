@@ -51,7 +51,7 @@ def load(path: str, request: Request) -> Document:
             graphs.append(one.listing(policy, why, request.kept or policy.has_rules_for(KEPT)))
         notes += one.warnings
         notes += [
-            f"{file}: {one.name} asks for sizes that the text has no numbers for; took {taken}" for taken in one.fixed()
+            f"{file}: {one.name} needs numbers for sizes that the text lacks; it took {taken}" for taken in one.fixed()
         ]
     return Document(tuple(graphs), tuple(dict.fromkeys(notes)))
 

@@ -120,7 +120,7 @@ def _model(file: str, value: Any) -> Callable[..., Any]:
         if parameter.is_floating_point() and parameter.element_size() < 4:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise ListingError(
-                f"{file}: parameter {name} is {dtype}, which hides what its values were; accepted: model.float()"
+                f"{file}: parameter {name} is {dtype}, which hides its original values; accepted: model.float()"
             )
         if parameter.device.type == "meta":
             raise ListingError(f"{file}: parameter {name} is on meta, without values; accepted: a model that can run")

@@ -57,7 +57,7 @@ def base_policy(
             f"{policy.device}'s casts by {device} kernels"
         )
     if not runs:
-        notice(f"what policy {name!r} casts on {policy.device}, judged by float32 values that {device} kernels compute")
+        notice(f"what policy {name!r} casts on {policy.device}, with the float32 values of {device} kernels")
         return name, policy.resolve()
     notice(f"{policy.device}'s casts, computed by {device} kernels: the model is not on the device of policy {name!r}")
     return name, as_run_on(device, policy)

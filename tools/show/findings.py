@@ -91,7 +91,7 @@ def _back_and_forth(number: int, where: Listing, cast: Entry, index: Index) -> I
         f"{origin.name} is cast {origin.dtype} to {before.dtype} by {before.name} and back to {cast.dtype} by "
         f"{cast.name} (inserted {cast.inserted}; the first {before.inserted})",
         f"let both uses have one dtype: a rule for {before.name}'s users or for {', '.join(users) or 'the output'}; "
-        f"--why {cast.name} shows who asked",
+        f"--why {cast.name} shows which op needs it",
     )
 
 

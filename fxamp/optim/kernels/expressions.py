@@ -35,7 +35,7 @@ class NotGeneratedError(Exception):
 
 
 def power(base: str, exponent: str) -> str:
-    """``base ** exponent`` in float64, through logarithms; their error of a few units is lost when it is rounded."""
+    """``base ** exponent`` in float64, through logarithms; rounding removes their error of a few units."""
     magnitude = f"tl.exp2({exponent} * tl.log2(tl.abs({base})))"
     odd = f"({exponent} - 2.0 * tl.floor({exponent} * 0.5) == 1.0)"
     signed = f"tl.where(({base} < 0.0) & {odd}, -{magnitude}, {magnitude})"

@@ -1,7 +1,7 @@
 """The JSON Schema of policy files, for editors: ``python -m fxamp.policy.file.json_schema > policies/schema.json``.
 
 It is generated from the tables that the loader checks files with, so an editor accepts the same keys and values. A
-schema cannot express every constraint (a circle of extends, an id used twice); ``fxamp-policy check`` checks those too.
+schema cannot express every constraint (circular extends, an id used twice); ``fxamp-policy check`` checks those too.
 """
 
 import json

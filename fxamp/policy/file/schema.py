@@ -31,7 +31,7 @@ TABLES_IN_LIST = Kind("a list of tables, each [[rule]]", (list,), items=(dict,))
 
 FILE_KEYS = {
     "extends": Key(STRINGS, "Files that are read first, in this order; later ones win."),
-    "match": Key(TABLE, "Where the policy holds."),
+    "match": Key(TABLE, "The machines that the policy is for."),
     "lower_precision_fp": Key(STRING, "The 16-bit dtype.", ACCEPTED_VALUES["lower_precision_fp"]),
     "unlisted": Key(STRING, "What happens to ops that no rule covers.", ACCEPTED_VALUES["unlisted"]),
     "outputs": Key(STRING, "The dtypes of a compiled graph's outputs.", ACCEPTED_VALUES["outputs"]),
@@ -44,7 +44,7 @@ _ENABLED = Key(SWITCH, "false removes the inherited rule of this id, or switches
 
 TABLES = {
     "match": {
-        "device": Key(STRING, "The device that it is for.", ACCEPTED_VALUES["device"]),
+        "device": Key(STRING, "The device that the policy is for.", ACCEPTED_VALUES["device"]),
         "capability": Key(
             VERSIONS, "Compute capability of an NVIDIA GPU, such as '>=8.0'.", parse=capability_condition
         ),
@@ -64,9 +64,11 @@ TABLES = {
     },
     "optimizer": {
         "state": Key(FORMS, "The form of the state: one for all, or by its name, with '*' for the others."),
-        "rounding": Key(STRING, "How state, and bfloat16 parameters, are rounded as they are written.", ROUNDING),
+        "rounding": Key(STRING, "How state and bfloat16 parameters are rounded when they are written.", ROUNDING),
         "weights": Key(STRING, "kahan stores the rounding error of each 16-bit parameter beside it.", WEIGHTS),
-        "in_backward": Key(SWITCH, "Whether compiled backwards step each parameter once its gradient is computed."),
+        "in_backward": Key(
+            SWITCH, "Whether compiled backwards step each parameter as soon as its gradient is computed."
+        ),
     },
 }
 """The keys of each table."""

@@ -184,7 +184,7 @@ def test_a_model_that_is_too_large_has_no_error_of_the_gradient(
     monkeypatch.setattr(measure, "Process", lambda *_: contextlib.nullcontext(_Refusing()))
     assert measure._reference(PLAN, tmp_path / "reference.pt", lambda _: None) == (
         None,
-        "the model has more than 0 million parameters, and does not run in float64",
+        "the model has more than 0 million parameters, too many for float64",
     )
 
 

@@ -111,7 +111,7 @@ def test_a_chart_has_every_contender_by_name(tmp_path: Path, capsys: pytest.Capt
         ("--policy cuda-bfloat16", "is for device 'cuda'"),
         (
             "--policy cpu-bfloat16 --baseline eager-float32",
-            "--baseline eager-float32 is none of the contenders: compile-",
+            "--baseline eager-float32 is not one of the contenders: compile-",
         ),
         ("--every --model mlp", "--model is for one model; accepted beside --every: --policy, "),
         ("--every --chart x.svg", "--chart is for one model"),

@@ -107,7 +107,7 @@ CASES = [
     ("bench train --contenders fxamp,compile-autocst", "'compile-autocast'"),
     ("bench train --set widht=3", "'width'"),
     ("bench train --set width", "NAME=N"),
-    ("bench train --contenders fxamp --baseline eager-float32", "none of the contenders"),
+    ("bench train --contenders fxamp --baseline eager-float32", "not one of the contenders"),
     ("bench train --steps 0", "'0'"),
     ("bench train --dtype float61", "'float16'"),
     ("bench train --optimizer NAdem", "'NAdam'"),

@@ -141,7 +141,7 @@ def test_bfloat16_has_no_loss_scale_and_no_trouble_here(tmp_path: Path, capsys: 
 def test_another_devices_policy_is_judged_by_cpu_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(capsys, "calibrate", planted(tmp_path, "1e6"), "--policy", "cuda-float16")
     assert status == 0 and Policy.loads(out).device == "cuda" and "[[rule]]" in out
-    assert "what policy 'cuda-float16' casts on cuda, judged by float32 values that cpu kernels compute" in err
+    assert "what policy 'cuda-float16' casts on cuda, with the float32 values of cpu kernels" in err
 
 
 def test_a_policy_file_is_extended_from_beside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

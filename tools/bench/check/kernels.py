@@ -72,7 +72,7 @@ def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
             require(torch.equal(flag, torchs), f"flag {flag.item()} for {bad}")
             require(flags.tolist() == [int(bad is not None and at == 1) for at in range(len(ours))], "other flags")
             same = all(torch.equal(a.nan_to_num(), b.to(dtype).nan_to_num()) for a, b in zip(ours, theirs, strict=True))
-            require(same, "other values than torch's")
+            require(same, "values differ from torch's")
         return "torch's flags and values, bit for bit"
 
     return run
@@ -87,8 +87,8 @@ def _update(device: str) -> Callable[[], str]:
             flag = torch.tensor(float(step in (3, 4, 8)), device=device)
             kernels.update_scale_(*pairs[0], flag, 2.0, 0.5, 2)
             torch._amp_update_scale_(*pairs[1], flag, 2.0, 0.5, 2)
-            require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step}: other than torch's")
-        return "12 updates as torch's"
+            require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step} differs from torch's")
+        return "12 updates equal torch's"
 
     return run
 

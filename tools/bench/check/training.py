@@ -133,9 +133,9 @@ def _captured(device: str, lowering: str) -> Callable[[], str]:
             if step >= WARM:
                 captured.feed(step)
                 graph.replay()
-                require(captured.scale() == eager.scale(), f"step {step}: another scale than without the graph")
+                require(captured.scale() == eager.scale(), f"step {step}: the scale differs from the one without it")
         same = all(torch.equal(a, b) for a, b in zip(eager.weights(), captured.weights(), strict=True))
-        require(same, "other weights than without the graph")
+        require(same, "weights differ from those without it")
         return f"{STEPS - WARM} replays equal the steps without it"
 
     return run

@@ -21,7 +21,7 @@ def processes() -> int:
 
 
 def _taken(waiting: deque[int]) -> int | None:
-    """Take the first one; None if there is none. Threads may ask at once."""
+    """Take the first one; None if there is none. Several threads may call it at once."""
     try:
         return waiting.popleft()
     except IndexError:

@@ -1,4 +1,4 @@
-"""fxamp-bench policies: what each shipped policy costs by the count, and its error beside autocast's by a run.
+"""fxamp-bench policies: the counted cost of each shipped policy, and its measured error beside autocast's.
 
 ``fxamp-policy list`` prints these figures.
 """
@@ -53,7 +53,7 @@ class Figures:
 
 def parser(prog: str) -> Parser:
     """Return the parser of this command's options."""
-    what = "Count what GPT-2's step costs under each policy for CUDA, and run each for CPUs for its error."
+    what = "Count what a step of GPT-2 costs under each CUDA policy, and measure the error of each CPU policy."
     result = Parser(prog, what)
     names = (*built_in_names(), *variant_names())
     result.add_argument(
@@ -91,7 +91,7 @@ def _document(results: Mapping[str, Figures]) -> dict[str, Any]:
     about = (
         f"Bytes moved, bytes kept for the backward, and their peak: of a training step of {MODEL} that returns the "
         f"loss alone ({layers} layers, extrapolated from {LAYERS[0]} and {LAYERS[1]}), over those of torch.compile + "
-        "autocast; counted, not measured. Other versions of torch count what they compile. Error: of the gradient of a "
+        "autocast; counted, not measured. Other versions of torch give other counts. Error: of the gradient of a "
         "tiny GPT-2 against float64, over autocast's, on a CPU."
     )
     versions = {name: version(name).partition("+")[0] for name in ("torch", "transformers")}

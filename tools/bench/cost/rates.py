@@ -19,7 +19,7 @@ class Rates:
     host: float = 50e9
 
     def of(self, dtype: str) -> float:
-        """FLOPs of products of ``dtype`` in a second; float8 at twice 16 bits', float4 at four times.
+        """FLOPs per second of products of ``dtype``; float8 has twice the rate of 16 bits, float4 four times.
 
         On a B200: 2.25, 4.5 and 9 PFLOPS, dense (NVIDIA's data sheet).
         """

@@ -140,7 +140,7 @@ def _short(source: str) -> str:
 
 
 def note(rates: Rates) -> str:
-    """Return what a reader must know of the numbers."""
+    """Return what a reader must know about the numbers."""
     return (
         f"Counted, not measured. est. ms is an estimate: products at {rates.flops16 / 1e12:g} TFLOPS, everything else "
         f"at {rates.bandwidth / 1e9:g} GB/s. The step's kernels are counted by hand. Copies to host memory and back "

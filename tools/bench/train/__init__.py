@@ -1,1 +1,1 @@
-"""``fxamp-bench train``: training steps by several ways of mixed precision, measured side by side."""
+"""``fxamp-bench train``: training steps in several kinds of mixed precision, measured side by side."""

@@ -1,4 +1,4 @@
-"""fxamp-bench train: training steps by several ways of mixed precision, side by side."""
+"""fxamp-bench train: training steps in several kinds of mixed precision, side by side."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -155,7 +155,7 @@ def _taking_part(named: Sequence[str] | None, experiment: Experiment) -> Sequenc
 def _baseline(named: str | None, experiment: Experiment, names: Sequence[str]) -> str:
     """The named baseline, which must take part; else the device's, if it does; else the first contender."""
     if named is not None and named not in names:
-        raise OptionError(f"--baseline {named} is none of the contenders: {', '.join(names)}")
+        raise OptionError(f"--baseline {named} is not one of the contenders: {', '.join(names)}")
     usual = usual_baseline(experiment.device)
     return named or (usual if usual in names else names[0])
 

@@ -92,7 +92,7 @@ def _about(done: Sequence[Comparison]) -> str:
     depth = "".join(f"{number} layers or stages, " for number in experiment.changed.values())
     lines = [
         "In each cell: time of a step / its peak memory beside parameters, optimizer state and batches / error of the "
-        "gradient against float64. Those of torch.compile + autocast are numbers, the others ratios to them.",
+        "gradient against float64; for torch.compile + autocast in numbers, for the others as ratios to these.",
         f"Measured on {first.machine['device']}, {date.today()}; {versions(first)}. Size {experiment.size}, "
         f"{depth}{experiment.optimizer}; {experiment.starts} starts of {experiment.rounds} rounds of "
         f"{experiment.steps} steps, in turn. A contender's starts differ by at most {doubt:.0%}.",

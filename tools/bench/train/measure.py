@@ -36,7 +36,7 @@ def compare(experiment: Experiment, names: Sequence[str], baseline: str, say: Sa
     results = tuple(_result(runner, experiment.contenders[runner.name]) for runner in runners)
     notes = [f"The gradient's error is not measured: {without}."] if without else []
     if experiment.jobs > 1:
-        notes.append(f"{experiment.jobs} contenders compiled at once: seconds of compiling include their waiting.")
+        notes.append(f"{experiment.jobs} contenders compiled at once: compile times include waiting for each other.")
     return Comparison(experiment, facts, baseline, float32, results, tuple(notes), interrupted=not finished)
 
 
@@ -53,7 +53,7 @@ def _reference(experiment: Experiment, file: Path, say: Say) -> tuple[Path | Non
                 return file, ""
     except ContenderFailed as error:
         return None, str(error)
-    return None, f"the model has more than {MOST_PARAMETERS / 1e6:.0f} million parameters, and does not run in float64"
+    return None, f"the model has more than {MOST_PARAMETERS / 1e6:.0f} million parameters, too many for float64"
 
 
 def _start(

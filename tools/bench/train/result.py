@@ -22,8 +22,8 @@ class Measured:
     ``graphs``: compiled graphs at the end, of which ``graphs_at_first`` were compiled by the first steps; ``breaks``:
     graph breaks. ``losses``: of every step of the first start. ``gradient_error``: as
     :func:`~fxamp.tools.bench.train.gradient.gradient_error` returns it.
-    ``observed``: the numbers of :func:`~fxamp.tools.bench.train.observe.observe`. ``notes``: what a reader of them must
-    know. ``failed``: why there are no numbers, ``""`` if there are.
+    ``observed``: the numbers of :func:`~fxamp.tools.bench.train.observe.observe`. ``notes``: what a reader must know
+    about them. ``failed``: why there are no numbers, ``""`` if there are.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Ratio:
 class Comparison:
     """All contenders on one machine; ratios are taken to ``baseline``, losses compared with ``float32``.
 
-    ``notes``: what a reader must know of all. ``interrupted``: whether Ctrl-C ended the rounds early.
+    ``notes``: what a reader must know about all of them. ``interrupted``: whether Ctrl-C ended the rounds early.
     """
 
     experiment: Experiment

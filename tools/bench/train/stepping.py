@@ -1,4 +1,4 @@
-"""One contender's optimizer alone, which steps parameters as GPT-2 has them."""
+"""One contender's optimizer alone, which steps the parameters of GPT-2."""
 
 import time
 from collections.abc import Iterator

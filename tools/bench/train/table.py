@@ -61,13 +61,13 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     notes = [_about_time(comparison), *busy(comparison)]
     if how:
         notes.append(
-            f"Memory: tensors, by {', '.join(sorted(how))}; the step's: its peak beside parameters, optimizer "
+            f"Memory: that of tensors, by {', '.join(sorted(how))}; the step's: its peak beside parameters, optimizer "
             "state and batches, gradients included; kept: saved by the forward for the backward."
         )
     if any(contender.gradient_error is not None for contender in comparison.contenders):
-        notes.append("Gradient error: of the first batch at the first weights, against the same model in float64.")
+        notes.append("Gradient error: for the first batch at the initial weights, against the same model in float64.")
     if steps := max(len(contender.losses) for contender in comparison.contenders):
-        notes.append(f"Loss: of step {steps} of the first start. Casts: in the forward. Compiling: without the steps.")
+        notes.append(f"Loss: at step {steps} of the first start. Casts: in the forward. Compiling: without steps.")
     notes += comparison.notes
     notes += [f"{contender.label}: {note}" for contender in comparison.contenders for note in contender.notes]
     notes += [
@@ -83,7 +83,7 @@ def _about_time(comparison: Comparison) -> str:
     rounds = [len(start) for start in base.seconds]
     return (
         f"Ratios are to {base.label}. Time: median [quartiles] of {sum(rounds)} rounds of {steps} steps in "
-        f"{len(rounds)} starts, the contenders in turn, each ratio taken within its round; then each start's median."
+        f"{len(rounds)} starts; contenders step in turn, and each ratio is within a round. Then each start's median."
     )
 
 

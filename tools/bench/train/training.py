@@ -88,7 +88,7 @@ class Training:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the numbers must know."""
+        """What a reader must know about the numbers."""
         policy = self.contender.policy
         if not policy or self.experiment.policy_optimizer or optimizer_precision(policy) is None:
             return []

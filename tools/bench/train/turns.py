@@ -45,7 +45,7 @@ class Runner:
         return self.answers[-1][task.__name__]
 
     def attempt(self, task: Callable[["Runner"], object]) -> None:
-        """Do a task unless one has failed; the first that fails says why there is no other."""
+        """Do a task unless an earlier one failed; keep the reason of the first failure."""
         if self.failed:
             return
         try:
@@ -57,7 +57,7 @@ class Runner:
 def take_turns(runners: Sequence[Runner], rounds: int, steps: int, label: str) -> bool:
     """Let each make ``steps`` steps in each round, in turn; return False if Ctrl-C ended the rounds after some.
 
-    What is left then are whole rounds. ``label``: of the progress that a terminal shows.
+    Only whole rounds are kept then. ``label``: of the progress that a terminal shows.
     """
     with bar(label, rounds, "round") as shown:
         for number in range(rounds):
@@ -75,7 +75,7 @@ def take_turns(runners: Sequence[Runner], rounds: int, steps: int, label: str) -
 
 
 def order(things: Sequence[_T], number: int) -> list[_T]:
-    """Return the order of turns in a round, or of processes in a start; every second one is that before, backwards."""
+    """Return the order of turns in a round, or of processes in a start: rotated, and every second one backwards."""
     at = number // 2 % max(len(things), 1)
     rotated = [*things[at:], *things[:at]]
     return rotated[::-1] if number % 2 else rotated

@@ -32,7 +32,7 @@ def parser(prog: str) -> Parser:
         prog,
         "Run a model's batches in float32, watch the ranges of its values and gradients, and propose a policy patch: "
         "float32 where they do not fit 16 bits, 16 bits where products in fp8 lose their operands. MODEL.py defines "
-        f"model and batches (or inputs), and perhaps loss(output); it is run, and so is the model. {NONFINITE}.",
+        f"model and batches (or inputs), and perhaps loss(output). The command runs it, and the model. {NONFINITE}.",
     )
     add_model(parser, "the policy to extend; DEVICE-float16 unless given, for the model's device")
     add = parser.add_argument
@@ -48,7 +48,7 @@ def parser(prog: str) -> Parser:
         metavar="SHARE",
         type=_SHARE,
         default=UNDERFLOW,
-        help="the share of nonzero values that may become zero or subnormal; 0.5 unless given: up to there underflow "
+        help="the share of nonzero values that may become zero or subnormal; 0.5 unless given: up to that, underflow "
         "adds no more error than rounding does",
     )
     add("--inference", action="store_true", help="look at values only, not at gradients")
@@ -69,7 +69,7 @@ def run(options: Namespace) -> None:
     unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
     if unseen:
         words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
-        _say(f"not watched, as it is in a branch not taken or inside an autograd.Function: {words}")
+        _say(f"not watched, because no batch took its branch or it is inside an autograd.Function: {words}")
     limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(options, policy, evidence), options.underflow)
     rules = _rules(evidence, limits, policy)
     scaled = policy.lower_precision_fp in SCALED_DTYPES and not options.inference

@@ -13,8 +13,8 @@ def largest(memory: Callable[[int], float], batch: int, limit: float) -> dict[in
     """Return the bytes of each batch that was counted: the largest within ``limit`` and the next one are among them.
 
     ``memory`` counts a batch. ``batch``: the first one to count. Where not even 1 fits, that is the least one in the
-    result; where :data:`MOST` fits, that is the largest. Memory that shrinks here and there as the batch grows is
-    enough to end the search: then a larger batch may fit too.
+    result; where :data:`MOST` fits, that is the largest. If memory shrinks here and there as the batch grows, the
+    search may end early, and a larger batch may fit too.
     """
     bytes_of = {batch: memory(batch)}
     while True:

@@ -137,7 +137,7 @@ def _has_experts(model: Any) -> bool:
 
 
 def _multiplies_below_16_bits(policy: Policy, model: Any) -> bool:
-    """Whether ``policy`` multiplies a weight of ``model`` in fp8 or below, judged by its shape and its module."""
+    """Whether ``policy`` multiplies a weight of ``model`` in fp8 or below, by its shape and its module."""
     if not isinstance(model, nn.Module):
         return True
     for path, module in model.named_modules():

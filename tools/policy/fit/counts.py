@@ -37,7 +37,7 @@ inputs = resized((whole.args, whole.kwargs), {batch})
 
 @dataclass(frozen=True)
 class Form:
-    """What is counted of a model: so many layers of each kind, and another ``batch``; 0 means the model's own."""
+    """The size that is counted: how many layers of each kind, and which ``batch``; 0 means the model's own."""
 
     depth: int = 0
     batch: int = 0

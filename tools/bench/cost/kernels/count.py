@@ -37,7 +37,7 @@ class Count:
         registers: of a thread.
         shared: bytes of shared memory.
         spills: instructions that move registers to or from the stack, or the stack's bytes if more.
-        moved: bytes an element that it reads and writes; 0 for a kernel without elements.
+        moved: bytes that it reads and writes per element; 0 for a kernel without elements.
         widest: bytes of the widest access to memory within whole blocks.
         code: the instructions by section.
     """

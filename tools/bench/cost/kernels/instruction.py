@@ -1,4 +1,4 @@
-"""One machine instruction, whatever the vendor, as far as the count and the bound ask."""
+"""One machine instruction of any vendor, with what the count and the bound need."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +23,7 @@ class Instruction:
         opcode: as the disassembler writes it.
         line: of the generated source, 0 if unknown.
         unit: what executes it.
-        busy: how many of the unit's results a clock it takes: 1 for most.
+        busy: how many of the unit's results per clock it takes: 1 for most.
         clocks: until the same warp can issue its next instruction.
         width: bytes that a lane moves between registers and memory of any kind; 0 for other instructions.
         signals: the counters that it raises until what it asked for has answered.

@@ -62,7 +62,7 @@ def _run(tool: str, *arguments: str) -> str:
 
 
 def _blocks(text: str, source: str, wide: bool) -> Iterator[Block]:
-    """The blocks of the kernel; the subroutines that follow it are none of them."""
+    """The blocks of the kernel, without the subroutines that follow it."""
     line, first, label, current = 0, "", "", list[Instruction]()
     for row in text.splitlines():
         if place := _LINE.search(row):

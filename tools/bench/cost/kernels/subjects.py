@@ -59,7 +59,7 @@ class Subject:
     Attributes:
         name: for the table.
         aligned: whether its tensors start at multiples of 16 bytes.
-        ideal: bytes an element that it cannot do without.
+        ideal: the least bytes per element that it can move.
         program: the kernel for a GPU with warps of so many lanes.
     """
 
