@@ -18,7 +18,7 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
     Inside torch.compile the FakeTensors share the ambient ShapeEnv and follow Dynamo's symbolic contexts, so dynamic
     sizes stay the symbols that Dynamo guards on. The mode is a new one: AOTAutograd caches its fakes by the real
     tensor, and an op that changes metadata in place would change them. FakeTensors keep their mode. Every tensor of the
-    result is a new one, also where one tensor is given twice. Anything that is not a tensor is returned unchanged.
+    result is a new one, even if one tensor is passed twice. Anything that is not a tensor is returned unchanged.
     """
     modes = [fake_mode_of(value) for value in inputs if isinstance(value, torch.Tensor)]
     mode = next((mode for mode in modes if mode is not None), None)

@@ -49,8 +49,8 @@ def prepare(
         options: further options of the backend. ``compile_arguments``: arguments of torch.compile, such as ``dynamic``.
 
     Returns:
-        The result of ``accelerator.prepare``. With ``skip="device"``, a skip becomes known only after the step, and
-        schedulers then leave out a later step in its place; nothing waits for the device.
+        The result of ``accelerator.prepare``. With ``skip="device"``, a skip becomes known only after the step, so
+        schedulers leave out a later step instead; nothing waits for the device.
 
     Raises:
         OptionError: the accelerator scales losses itself (``mixed_precision="fp16"``), uses another engine, or already

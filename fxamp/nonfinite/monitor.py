@@ -25,7 +25,7 @@ _PATIENCE = 2
 
 @dataclass(eq=False)
 class Call:
-    """A call of a graph, with its backward: its number, whether it raised an alarm, and else its forward's numbers."""
+    """A call of a graph, with its backward: its number, whether it raised an alarm; if not, its forward's numbers."""
 
     step: int
     alarmed: bool = False

@@ -1,4 +1,4 @@
-"""Exceptions that say why a step does not run compiled. The user reads them in the log, and never has to catch them."""
+"""Exceptions that say why a step does not run compiled. Users read them in the log and never have to catch them."""
 
 import traceback
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Why Dynamo ended a graph before the end of the program, and which functions it skipped entirely.
 
 Dynamo stores the reason for most breaks on the graph. For the others, such as a break that it cannot resume from or a
-branch on a tensor value, it only counts the message. Without those counters fxamp reports less exact reasons. The
+branch on a tensor value, it only counts the message. Without those counters, fxamp would report less exact reasons. The
 reason for skipping a function is the error that ends its compilation.
 """
 

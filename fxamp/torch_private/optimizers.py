@@ -8,7 +8,7 @@ from torch.optim import optimizer as _optimizers
 
 
 def is_initialized(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether torch.optim.Optimizer.__init__ has run; many wrappers do not call it, and then have no hooks."""
+    """Whether torch.optim.Optimizer.__init__ has run; many wrappers do not call it, so they have no hooks."""
     return "_optimizer_state_dict_post_hooks" in vars(optimizer)
 
 

@@ -15,7 +15,7 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """Return a function that compares as many tensors with ``tensors``: class, dtype, device, sizes, strides.
 
     It reads these in C++, several times faster than Python reads one property, and holds no tensor. ``tensors`` are
-    dense. The result is also False in another autograd mode, under another autocast, and if a tensor is passed twice.
+    dense. It also returns False in another autograd mode, under another autocast, and if a tensor is passed twice.
     Breaks loudly, also if the number of tensors differs.
     """
     sizes, strides = ([list(read(tensor)) for tensor in tensors] for read in (Tensor.size, Tensor.stride))

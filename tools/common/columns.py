@@ -1,4 +1,4 @@
-"""Columns that tables of several tools share, and the colours of cells; ``tools/show/text.py`` has its own beside."""
+"""Columns that tables of several tools share, and the colours of cells; ``tools/show/text.py`` adds its own."""
 
 from collections.abc import Callable
 

@@ -24,7 +24,7 @@ _CONTROL_OR_COLOUR = re.compile(f"({COLOURED})|[{_OBEYED}]")
 
 
 def visible(text: str, colours: bool = False) -> str:
-    """Return ``text`` with its control characters but line ends and tabs as escapes, ``"\\x1b"``.
+    """Return ``text`` with control characters, except line ends and tabs, as escapes, ``"\\x1b"``.
 
     ``colours``: the codes that :class:`fxamp.tools.common.terminal.Look` writes stay as they are.
     """

@@ -1,4 +1,4 @@
-"""An optimizer as a policy wants it: compiled where the policy says how its state and the weights are kept."""
+"""An optimizer as a policy asks: compiled if the policy sets the precision of its state or of the weights."""
 
 import torch
 

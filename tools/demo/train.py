@@ -25,7 +25,7 @@ _ALONE = Ranks()
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of the training in both columns.
+    """The settings of the training, the same in all columns.
 
     ``rate`` is AdamW's learning rate; ``batch`` counts the passages of one step, those of all processes together.
     """

@@ -1,4 +1,4 @@
-"""Stand-ins that answer as the optimizer's parameters do, also when its step asks for more than their values."""
+"""Stand-ins that behave like the optimizer's parameters, even if its step reads more than their values."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A line of the answer: a check, and its outcome."""
+"""A line of the report: a check, and its outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ class SkippedError(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the answer.
+    """One line of the report.
 
     ``run`` returns its finding as a short text. It raises AssertionError if that is wrong, and SkippedError if the
-    check cannot be made here.
+    check cannot run here.
     """
 
     name: str

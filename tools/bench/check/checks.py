@@ -1,4 +1,4 @@
-"""All checks, and the process that runs them: a kernel that crashes ends that process, not the answer."""
+"""All checks, and the process that runs them: a kernel that crashes ends that process, not the command."""
 
 import time
 from typing import Any

@@ -115,7 +115,7 @@ def _document(
 
 
 def _table(document: dict[str, Any], markdown: bool = False) -> str:
-    """The document as tables, with a title, a sum, and an answer."""
+    """The document as tables, with a title, a sum, and a conclusion."""
     rows = [(row["status"], row["name"], row["detail"], f"{row['seconds']:.1f}") for row in document["checks"]]
     parts = [
         ", ".join([document["date"], *(f"{k} {v}" for k, v in document["machine"].items())]),

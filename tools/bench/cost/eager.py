@@ -18,7 +18,7 @@ _FILLS = ("aten::zeros", "aten::ones", "aten::full", "aten::fill_", "aten::zero_
 
 
 class EagerOps(RunningOps):  # type: ignore[no-untyped-call]
-    """Passes each op that moves bytes to ``take``, as a kernel of ``stage``; set that while it runs."""
+    """Passes each op that moves bytes to ``take``, as a kernel of ``stage``, which may be set meanwhile."""
 
     def __init__(self, take: Callable[[Kernel], None]) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from fxamp.tools.policy.places import ModuleOp
 class Unit:
     """A part of the program that is widened or not; ``words`` name it.
 
-    ``ops`` and ``modules``: what a rule for it covers; without ops, every op that bisecting widens. ``base``: the rule
-    of the policy that it is instead. ``tree``: the path of a module that can be split into parts, else None.
+    ``ops`` and ``modules``: what a rule for it covers; without ops, every op that bisecting widens. ``base``: the
+    policy's rule, if the unit is one. ``tree``: the path of a module that can be split into parts, else None.
     """
 
     words: str

@@ -16,7 +16,7 @@ NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 def rules_for(
     troubles: Sequence[Trouble], places: Iterable[ModuleOp], taken: Iterable[str], cast: Category = Category.FP32
 ) -> list[CastRule]:
-    """Return rules with ``cast`` for the places of ``troubles``; ``places`` are all that they must tell these from.
+    """Return rules with ``cast`` for the places of ``troubles``; ``places`` are all places of the program.
 
     A glob with ``*`` is used only where it covers no place that the paths themselves would not. ``taken`` are the ids
     of the policy's own rules. Deterministic: in the order of ``places``.

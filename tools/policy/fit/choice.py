@@ -18,7 +18,7 @@ PREFERENCES: Mapping[str, Callable[[Price], float]] = {
 
 @dataclass(frozen=True)
 class PricedPolicies:
-    """The priced candidates by name, the base first; the limits; and what is least within them."""
+    """The priced candidates by name, the base first; the limits; and what to minimize within them."""
 
     priced: Mapping[str, tuple[Candidate, Price]]
     limits: Limits
