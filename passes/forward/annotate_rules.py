@@ -110,14 +110,18 @@ def _ruled(
     if rule is None:
         return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
     if region.lower is None:
-        return Decision(None, None, f"autocast is disabled here: rule {rule.id} does not apply")
+        return Decision(None, None, f"autocast is disabled here, so rule {rule.id} does not apply")
     if node.target._schema.is_mutable:  # type: ignore[union-attr]
-        return Decision(None, region.lower, f"in-place and out= calls follow their inputs: not rule {rule.id}")
+        return Decision(
+            None, region.lower, f"in-place and out= calls follow their inputs, so rule {rule.id} does not apply"
+        )
     if is_view(node) and aliases().mutated(node):
-        return Decision(None, region.lower, f"a view of memory that is written to must stay one: not rule {rule.id}")
+        return Decision(
+            None, region.lower, f"a view of written memory must stay a view, so rule {rule.id} does not apply"
+        )
     rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
     if rounds and _follows_policy(region) and (why := rounded_numbers(node, region.lower)):
-        return Decision(None, region.lower, f"{why}: not rule {rule.id}")
+        return Decision(None, region.lower, f"{why}, so rule {rule.id} does not apply")
     if isinstance(rule, CastRule) and rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)

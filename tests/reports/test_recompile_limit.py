@@ -15,7 +15,7 @@ import fxamp
 LIMIT = 2
 SIZES = (1, 2, 3, 2, 4, 5)
 OPTIONS = {"policy": "cpu-bfloat16", "lowering": "eager"}
-REMEDIES = ("dynamic=True", "mark_dynamic", "set the limit higher", "keep torch.autocast around")
+REMEDIES = ("dynamic=True", "mark_dynamic", "raise the limit", "keep torch.autocast around")
 
 
 class Net(nn.Module):
