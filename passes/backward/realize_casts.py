@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument
 
 from fxamp.graph import tensor_value
-from fxamp.passes.shared.realize import Realize, can_be_realized
+from fxamp.passes.shared.realize import RealizeStrides, can_be_realized
 from fxamp.passes.shared.widening import CASTS
 from fxamp.torch_dtypes import NARROW
 
@@ -27,7 +27,7 @@ _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
-class RealizeCasts(Realize):
+class RealizeCasts(RealizeStrides):
     """Requires AOTAutograd's backward; ensures rule 1 on every device but the CPU, whose loops Inductor merges."""
 
     name = "realize-casts"

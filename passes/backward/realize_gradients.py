@@ -21,12 +21,12 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import graph_output
 from fxamp.passes.backward.scale_backward import gradients
-from fxamp.passes.shared.realize import Realize, is_realized
+from fxamp.passes.shared.realize import RealizeStrides, is_realized
 from fxamp.torch_private import is_dynamic
 
 
 @dataclass(frozen=True)
-class RealizeGradients(Realize):
+class RealizeGradients(RealizeStrides):
     """Requires AOTAutograd's backward, with descriptors; ensures rule 1."""
 
     name = "realize-gradients"

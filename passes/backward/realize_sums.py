@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
-from fxamp.passes.shared.realize import Realize, can_be_realized
+from fxamp.passes.shared.realize import RealizeStrides, can_be_realized
 
 _ADD = torch.ops.aten.add.Tensor
 
@@ -29,7 +29,7 @@ _LARGE = 5 * 2**20
 
 
 @dataclass(frozen=True)
-class RealizeSums(Realize):
+class RealizeSums(RealizeStrides):
     """Requires AOTAutograd's backward; ensures rule 1 on every device but the CPU, whose loops Inductor merges."""
 
     name = "realize-sums"

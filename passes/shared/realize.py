@@ -1,6 +1,6 @@
-"""The base of passes that make Inductor write values of AOTAutograd's graphs to memory in their own shape.
+"""The base of passes that make Inductor write values to memory before their readers read them.
 
-They insert Inductor's own primitive, which does nothing in other compilers.
+They insert an op that changes no value, but which Inductor does not see through.
 """
 
 from abc import abstractmethod
@@ -11,26 +11,32 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.passes.base import Context, Pass, Result, TracedPass
 
 
 @dataclass(frozen=True)
-class Realize(TracedPass[Context]):
+class Realize(Pass[Context]):
     """Realizes the nodes that a subclass selects; their readers read the written value. Ensures that none is left."""
 
     @abstractmethod
     def selected(self, gm: GraphModule) -> list[Node]:
         """Return the nodes to realize, each once, without those that have been realized."""
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
-        from fxamp.torch_private.parts.inductor import inductor_prims
+    @abstractmethod
+    def realized(self, writer: GraphWriter, node: Node) -> Node:
+        """Write the ops that realize ``node``; return the last one."""
 
+    def reads_realized(self, reader: Node) -> bool:
+        """Whether ``reader``, an op that reads a selected node, is to read the written value."""
+        return True
+
+    def run(self, gm: GraphModule, context: Context) -> Result:
         nodes = self.selected(gm)
         writer = GraphWriter(gm.graph, context.mode)
         for node in nodes:
-            readers = list(node.users)
-            with gm.graph.inserting_after(node):
-                realized = writer.call(inductor_prims.force_stride_order, node, list(node.meta["val"].stride()))
+            readers = list(filter(self.reads_realized, node.users))
+            with gm.graph.inserting_before(node.next):
+                realized = self.realized(writer, node)
             for reader in readers:
                 reader.replace_input_with(node, realized)
         return Result(len(nodes))
@@ -40,8 +46,21 @@ class Realize(TracedPass[Context]):
         return f"not realized: {', '.join(left)}" if left else None
 
 
+@dataclass(frozen=True)
+class RealizeStrides(Realize, TracedPass[Context]):
+    """Realizes values of AOTAutograd's graphs in their own shape.
+
+    It inserts Inductor's own primitive, which does nothing in other compilers.
+    """
+
+    def realized(self, writer: GraphWriter, node: Node) -> Node:
+        from fxamp.torch_private.parts.inductor import inductor_prims
+
+        return writer.call(inductor_prims.force_stride_order, node, list(node.meta["val"].stride()))
+
+
 def is_realized(node: Node) -> bool:
-    """Whether ``node`` is what a value was realized as."""
+    """Whether ``node`` is what :class:`RealizeStrides` realized a value as."""
     return isinstance(node.target, OpOverload) and node.target._schema.name == "prims::inductor_force_stride_order"
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, tensor_value
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.realize import Realize
 from fxamp.passes.shared.widening import CASTS
 from fxamp.torch_dtypes import NARROW
 
@@ -30,40 +30,28 @@ _SUMS: dict[Any, int] = {
 
 
 @dataclass(frozen=True)
-class RealizeRoundings(Pass[Context]):
+class RealizeRoundings(Realize):
     """Ensures that a difference of a value and of a 16-bit sum or copy of that value reads the latter from its bits."""
 
     name = "realize-roundings"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
-        roundings = _selected(gm)
-        writer = GraphWriter(gm.graph, context.mode)
-        for node in roundings:
-            readers = [reader for reader in node.users if reader.target is not aten.copy_.default]
-            with gm.graph.inserting_after(node):
-                bits = writer.call(aten.view.dtype, node, torch.int16)
-            with gm.graph.inserting_after(bits):
-                same = writer.call(aten.bitwise_and.Scalar, bits, -1)  # two views alone would be removed
-            with gm.graph.inserting_after(same):
-                realized = writer.call(aten.view.dtype, same, node.meta["val"].dtype)
-            for reader in readers:
-                reader.replace_input_with(node, realized)
-        return Result(len(roundings))
+    def selected(self, gm: GraphModule) -> list[Node]:
+        """Return the values that are rounded between a value and its difference from them, in the graph's order."""
+        if not any(map(_rounds, gm.graph.nodes)):
+            return []
+        selected: set[Node] = set()
+        for minuend, subtrahend in _differences(gm):
+            for start, end in ((minuend, subtrahend), (subtrahend, minuend)):
+                selected |= _roundings_between(_original(start), end) or set()
+        return [node for node in gm.graph.nodes if node in selected]
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in _selected(gm)]
-        return f"read as they were before they were rounded: {', '.join(left)}" if left else None
+    def reads_realized(self, reader: Node) -> bool:
+        return reader.target is not aten.copy_.default
 
-
-def _selected(gm: GraphModule) -> list[Node]:
-    """Return the values, in the order of the graph, that are rounded between a value and its difference from them."""
-    if not any(map(_rounds, gm.graph.nodes)):
-        return []
-    selected: set[Node] = set()
-    for minuend, subtrahend in _differences(gm):
-        for start, end in ((minuend, subtrahend), (subtrahend, minuend)):
-            selected |= _roundings_between(_original(start), end) or set()
-    return [node for node in gm.graph.nodes if node in selected]
+    def realized(self, writer: GraphWriter, node: Node) -> Node:
+        bits = writer.call(aten.view.dtype, node, torch.int16)
+        same = writer.call(aten.bitwise_and.Scalar, bits, -1)  # two views alone would be removed
+        return writer.call(aten.view.dtype, same, node.meta["val"].dtype)
 
 
 def _differences(gm: GraphModule) -> Iterator[tuple[Node, Node]]:

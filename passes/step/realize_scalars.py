@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.shared.realize import Realize
 
 aten = torch.ops.aten
 
@@ -29,40 +29,26 @@ _COSTLY = frozenset(
 
 
 @dataclass(frozen=True)
-class RealizeScalars(Pass[Context]):
+class RealizeScalars(Realize):
     """Ensures that no op on tensors of one dimension or more directly reads a 0-dim result of a power."""
 
     name = "realize-scalars"
 
-    def run(self, gm: GraphModule, context: Context) -> Result:
-        read_by_larger = _read_by_larger(gm)
-        writer = GraphWriter(gm.graph, context.mode)
-        for node, users in read_by_larger.items():
-            with gm.graph.inserting_after(node):
-                realized = writer.call(aten.as_strided.default, node, [], [])
-            for user in users:
-                user.replace_input_with(node, realized)
-        return Result(len(read_by_larger))
+    def selected(self, gm: GraphModule) -> list[Node]:
+        """Return each costly 0-dim value without its own buffer that an op on larger tensors reads."""
+        costly: dict[Node, None] = {}
+        for node in gm.graph.nodes:
+            if node.op != "call_function" or _dimensions(node) != 0 or node.target is aten.as_strided.default:
+                continue
+            if node.target in _COSTLY or any(source in costly for source in node.all_input_nodes):
+                costly[node] = None
+        return [node for node in costly if any(map(self.reads_realized, node.users))]
 
-    def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in _read_by_larger(gm)]
-        return f"inlined into larger kernels: {', '.join(left)}" if left else None
+    def reads_realized(self, reader: Node) -> bool:
+        return bool(_dimensions(reader))
 
-
-def _read_by_larger(gm: GraphModule) -> dict[Node, list[Node]]:
-    """Return each costly 0-dim value without its own buffer, and the ops on larger tensors that read it."""
-    costly: set[Node] = set()
-    read_by_larger: dict[Node, list[Node]] = {}
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or _dimensions(node) != 0 or node.target is aten.as_strided.default:
-            continue
-        if node.target not in _COSTLY and not any(source in costly for source in node.all_input_nodes):
-            continue
-        costly.add(node)
-        users = [user for user in node.users if _dimensions(user)]
-        if users:
-            read_by_larger[node] = users
-    return read_by_larger
+    def realized(self, writer: GraphWriter, node: Node) -> Node:
+        return writer.call(aten.as_strided.default, node, [], [])
 
 
 def _dimensions(node: Node) -> int | None:

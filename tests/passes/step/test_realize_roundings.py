@@ -49,7 +49,7 @@ def captured(function: object, dtype: torch.dtype = torch.bfloat16) -> tuple[Cap
 def test_what_is_read_from_its_bits_and_that_values_stay(function: object) -> None:
     graph, context = captured(function)
     name = f"passes/realize-roundings-{function.__name__}"  # type: ignore[attr-defined]
-    record = golden_pass(name, graph.module, context, RealizeRoundings(), "before they were rounded")
+    record = golden_pass(name, graph.module, context, RealizeRoundings(), "not realized")
     assert record.modified == 1
     runs = []
     for run in (function, graph.module):
