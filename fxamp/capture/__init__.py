@@ -17,7 +17,7 @@ from fxamp.capture.function_writes import copy_marked_results, require_separate_
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.operands import part_operands
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM
-from fxamp.graph import attribute, fake_mode_of, graph_output, tensor_value
+from fxamp.graph import attribute, dtype_of, fake_mode_of, graph_output, tensor_value
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
@@ -61,8 +61,7 @@ def capture(gm: GraphModule, inputs: Sequence[Any]) -> Captured:
         traced = _trace_tree(gm, fakes, mode)
     require_own_tensors(traced, gm)
     output = graph_output(traced.graph)
-    values = [tensor_value(leaf) for leaf in pytree.tree_leaves(output.args[0])]
-    output.meta[OUTPUT_DTYPES] = [None if value is None else value.dtype for value in values]
+    output.meta[OUTPUT_DTYPES] = [dtype_of(leaf) for leaf in pytree.tree_leaves(output.args[0])]
     return Captured(traced, mode)
 
 

@@ -10,6 +10,7 @@ from fxamp.graph.nodes import (
     all_nodes,
     attribute,
     base_name,
+    dtype_of,
     fake_tensors,
     floating_inputs,
     graph_output,

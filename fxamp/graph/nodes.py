@@ -106,6 +106,12 @@ def tensor_value(node: object) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def dtype_of(node: object) -> torch.dtype | None:
+    """Return the dtype of the node's FakeTensor, or None if its value is not a tensor."""
+    value = tensor_value(node)
+    return None if value is None else value.dtype
+
+
 def is_float_tensor(node: object) -> bool:
     """Whether the value of ``node`` is one tensor of a real floating-point dtype."""
     value = tensor_value(node)

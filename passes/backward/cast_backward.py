@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.graph import GraphWriter, computed, dtype_name, op_name, recompute, tensor_value
+from fxamp.graph import GraphWriter, computed, dtype_name, dtype_of, op_name, recompute
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.accepted_dtypes import rejection
 from fxamp.passes.shared.autocast_regions import marked_lower
@@ -163,8 +163,7 @@ class _Writer:
                 self._cast_back(user, was.dtype)
 
     def _cast_back(self, node: Node, dtype: torch.dtype) -> None:
-        value = tensor_value(node)
-        if value is None or value.dtype == dtype:
+        if dtype_of(node) in (None, dtype):
             return
         users = list(node.users)
         with self._graph.inserting_after(node):

@@ -24,6 +24,7 @@ from fxamp.capture.autocast_state import autocast_state
 from fxamp.graph import (
     argument,
     describe_source,
+    dtype_of,
     fake_tensors,
     inherit_provenance,
     is_answered,
@@ -32,7 +33,6 @@ from fxamp.graph import (
     module_path,
     op_name,
     register,
-    tensor_value,
 )
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order_ops import inner_graphs
@@ -238,8 +238,8 @@ def _is_told_its_inputs_dtype(node: Node) -> bool:
     """Whether the call's ``dtype`` is that of its input, as ``log_softmax`` has it in a cross-entropy."""
     if not isinstance(node.target, OpOverload) or not node.args:
         return False
-    value = tensor_value(node.args[0])
-    return value is not None and argument(node, "dtype") == value.dtype
+    dtype = dtype_of(node.args[0])
+    return dtype is not None and argument(node, "dtype") == dtype
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, all_nodes, arguments, base_name, set_argument, tensor_value
+from fxamp.graph import INSERTED, GraphWriter, all_nodes, arguments, base_name, dtype_of, set_argument
 from fxamp.passes.base import CastContext, GraphwisePass
 from fxamp.torch_dtypes import NARROW
 
@@ -61,10 +61,10 @@ def _fit(node: Node, writer: GraphWriter) -> int:
 def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:
     """Return ``(argument, value, range)`` for each constant that does not fit."""
     names = _CONSTANTS.get(base_name(node), ()) if isinstance(node.target, OpOverload) else ()
-    result = tensor_value(node)
-    if not names or result is None or result.dtype not in NARROW:
+    dtype = dtype_of(node)
+    if not names or dtype is None or dtype not in NARROW:
         return []
-    limits = torch.finfo(result.dtype)
+    limits = torch.finfo(dtype)
     misfits = []
     for argument, value in arguments(node):
         if argument.name not in names or not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -78,16 +78,13 @@ def _fit_tensor(node: Node, writer: GraphWriter) -> int:
     """Clamp a constant that is a 0-dim float32 tensor before the op reads it."""
     if base_name(node) != "aten::masked_fill" or len(node.args) < 3:
         return 0
-    result, source = tensor_value(node), node.args[2]
-    value = tensor_value(source)
-    if result is None or value is None or value.dtype is not torch.float32:
+    dtype, source = dtype_of(node), node.args[2]
+    if dtype is None or dtype not in NARROW or dtype_of(source) is not torch.float32:
         return 0
     if isinstance(source, Node) and INSERTED in source.meta:
         return 0
-    if result.dtype not in NARROW:
-        return 0
-    limits = torch.finfo(result.dtype)
-    why = f"for {node.name}: the constant must fit {result.dtype}"
+    limits = torch.finfo(dtype)
+    why = f"for {node.name}: the constant must fit {dtype}"
     with node.graph.inserting_before(node):
         clamped = writer.call(torch.ops.aten.clamp.default, source, limits.min, limits.max, why=why)
     node.update_arg(2, clamped)

@@ -26,6 +26,7 @@ from fxamp.capture import OUTPUT_DTYPES
 from fxamp.graph import (
     AliasSets,
     GraphWriter,
+    dtype_of,
     fake_tensors,
     graph_output,
     has_strides,
@@ -218,12 +219,7 @@ def _viewed(call: Node, result: Node) -> list[Node]:
         return sources
     if all(_memory(result).isdisjoint(_memory(source)) for source in sources):
         return []
-    return [source for source in sources if _dtype(source) == _dtype(result)]
-
-
-def _dtype(node: Node) -> torch.dtype | None:
-    value = tensor_value(node)
-    return None if value is None else value.dtype
+    return [source for source in sources if dtype_of(source) == dtype_of(result)]
 
 
 def _moves(contiguous: Node) -> bool:

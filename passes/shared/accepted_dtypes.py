@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxamp.graph import base_name, floating_inputs, is_custom, tensor_value, writes
+from fxamp.graph import base_name, dtype_of, floating_inputs, is_custom, tensor_value, writes
 from fxamp.passes.shared.kernel_table import (
     HAS_HALF_KERNEL_FOR_SOME_SIZES,
     LACKS_HALF_KERNEL,
@@ -56,7 +56,7 @@ def _is_converted(source: Node, node: Node) -> bool:
 def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
     """Whether a custom op gets its captured dtypes, because no table says what else it accepts."""
     before = {source: captured.get(source) for source in floating_inputs(node)}
-    same = all(isinstance(value, torch.Tensor) and value.dtype == _dtype(source) for source, value in before.items())
+    same = all(isinstance(value, torch.Tensor) and value.dtype == dtype_of(source) for source, value in before.items())
     return same and is_custom(node.target)
 
 
@@ -64,7 +64,7 @@ def lacks_kernel(node: Node) -> bool:
     """Whether the op now gets 16-bit inputs but has no kernel for them on their device."""
     if not isinstance(node.target, OpOverload) or not _without_kernel(node):
         return False
-    return any(_dtype(source) in NARROW for source in floating_inputs(node))
+    return any(dtype_of(source) in NARROW for source in floating_inputs(node))
 
 
 def _takes_mixture(node: Node) -> bool:
@@ -76,9 +76,8 @@ def _takes_mixture(node: Node) -> bool:
         return True
     if name not in TAKES_FLOAT32_PARAMETERS:
         return False
-    first = tensor_value(node.args[0])
-    rest = [tensor_value(source) for source in floating_inputs(node) if source is not node.args[0]]
-    return first is not None and first.dtype in NARROW and all(v is not None and v.dtype is torch.float32 for v in rest)
+    rest = [dtype_of(source) for source in floating_inputs(node) if source is not node.args[0]]
+    return dtype_of(node.args[0]) in NARROW and all(dtype is torch.float32 for dtype in rest)
 
 
 def _without_kernel(node: Node) -> bool:
@@ -104,10 +103,10 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
     opaque = not isinstance(node.target, OpOverload)
     floats = floating_inputs(node)
     if written and not opaque:
-        target = tensor_value(written[0])
-        assert target is not None
-        dtype = target.dtype
-        return {s: dtype for s in floats if s not in written and _dtype(s) != dtype} if dtype.is_floating_point else {}
+        dtype = dtype_of(written[0])
+        assert dtype is not None
+        others = [source for source in floats if source not in written and dtype_of(source) != dtype]
+        return dict.fromkeys(others, dtype) if dtype.is_floating_point else {}
     before = {source: captured.get(source) for source in floats}
     dtypes = {s: v.dtype for s, v in before.items() if isinstance(v, torch.Tensor)}
     if not opaque and _without_kernel(node):
@@ -115,10 +114,4 @@ def cast_back(node: Node, captured: Mapping[Node, Any]) -> dict[Node, torch.dtyp
     if len(set(dtypes.values())) > 1 and not opaque:
         widest = max(dtypes.values(), key=lambda dtype: dtype.itemsize)
         dtypes = dict.fromkeys(dtypes, torch.float32 if widest in NARROW else widest)
-    return {source: dtype for source, dtype in dtypes.items() if _dtype(source) != dtype}
-
-
-def _dtype(node: Node) -> torch.dtype:
-    value = tensor_value(node)
-    assert value is not None
-    return value.dtype
+    return {source: dtype for source, dtype in dtypes.items() if dtype_of(source) != dtype}

@@ -16,6 +16,7 @@ from fxamp.graph import (
     AliasSets,
     GraphWriter,
     dtype_name,
+    dtype_of,
     fake_mode_of,
     is_data,
     nesting_change,
@@ -46,8 +47,7 @@ def before_cast(operand: Any) -> Any:
     """Return the input of fxamp's cast from float32, so that its reader rounds only once; else ``operand``."""
     if not isinstance(operand, Node) or INSERTED not in operand.meta or operand.target is not aten.to.dtype:
         return operand
-    value = tensor_value(operand.args[0])
-    return operand.args[0] if value is not None and value.dtype is torch.float32 else operand
+    return operand.args[0] if dtype_of(operand.args[0]) is torch.float32 else operand
 
 
 def _origin(value: torch.Tensor | None) -> AutogradInfo:

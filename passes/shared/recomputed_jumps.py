@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import op_name, tensor_value
+from fxamp.graph import dtype_of, op_name, tensor_value
 from fxamp.passes.shared.saved_values import JUMP, Jump, in_backward, moves_only, saved, saved_places, saved_tensors
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -81,8 +81,7 @@ def _jump(call: Node, itself: bool) -> Jump | None:
         if one is other or (isinstance(other, float) and isinf(other)):
             return None
         return Jump(whole, itself and bool(other == 0))
-    value = tensor_value(call)
-    return Jump(whole, itself and value is not None and value.dtype is torch.bool and moves_only(call))
+    return Jump(whole, itself and dtype_of(call) is torch.bool and moves_only(call))
 
 
 def _names(call: Node) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from fxamp.graph import base_name, floating_inputs, tensor_value
+from fxamp.graph import base_name, dtype_of, floating_inputs, is_float_tensor
 from fxamp.graph.aliases import is_view
 from fxamp.passes.shared.sites import MOVES
 
@@ -12,7 +12,7 @@ from fxamp.passes.shared.sites import MOVES
 _WIDE = (torch.int16, torch.int32, torch.int64)
 _COUNTS = ("aten::arange", "aten::range")
 #: Ops with results of 0 and 1, which any dtype represents.
-_MARKS = ("aten::one_hot", "aten::scatter", "aten::zeros", "aten::zeros_like", "aten::ones", "aten::ones_like")
+_ZEROS_AND_ONES = ("aten::one_hot", "aten::scatter", "aten::zeros", "aten::zeros_like", "aten::ones", "aten::ones_like")
 _JOINS = ("aten::cat", "aten::stack")
 #: Ops besides moves and views whose results consist of elements of their first operand, or of all that they join.
 _PICKS = (*_JOINS, "aten::repeat", "aten::tile", "aten::index", "aten::index_select", "aten::gather")
@@ -30,7 +30,7 @@ def rounded_numbers(call: Node, lower: torch.dtype) -> str:
 
 
 def _is_whole(value: Node) -> bool:
-    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor, but not of :data:`_MARKS`."""
+    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor, but not of :data:`_ZEROS_AND_ONES`."""
     waiting, seen = [value], set[Node]()
     while waiting:
         node = waiting.pop()
@@ -39,14 +39,8 @@ def _is_whole(value: Node) -> bool:
         seen.add(node)
         name = base_name(node) if isinstance(node.target, OpOverload) else ""
         if name in MOVES or name in _PICKS or is_view(node):
-            tensor = tensor_value(node)
-            if tensor is not None and (tensor.is_floating_point() or tensor.dtype in _WIDE):
+            if is_float_tensor(node) or dtype_of(node) in _WIDE:
                 waiting += node.all_input_nodes if name in _JOINS else node.all_input_nodes[:1]
-        elif name in _COUNTS or (_is_wide(node) and name not in _MARKS):
+        elif name in _COUNTS or (dtype_of(node) in _WIDE and name not in _ZEROS_AND_ONES):
             return True
     return False
-
-
-def _is_wide(node: Node) -> bool:
-    tensor = tensor_value(node)
-    return tensor is not None and tensor.dtype in _WIDE

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured, capture
-from fxamp.graph import all_graphs, argument, base_name, module_path, op_name, tensor_value
+from fxamp.graph import all_graphs, argument, base_name, dtype_of, module_path, op_name
 from fxamp.graph.aliases import aliased_inputs
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
@@ -90,7 +90,7 @@ def _uses(shown: GraphModule, rewritten: GraphModule, policy: Policy) -> Iterato
         read |= {name: after[name] for name in written if name in after}
         labels = (*_labels(node), *written.items())
         known = {name: label for name, label in labels if name in read}
-        low = {name: label for name, label in known.items() if _dtype(read[name]) is lower}
+        low = {name: label for name, label in known.items() if dtype_of(read[name]) is lower}
         if low:
             recipe = Recipe(argument(changed, "recipe")) if changed.target in (SCALED, EXPERTS) else None
             yield Use(place, low, False, recipe, () if recipe is None else tuple(operands(node, recipe)))
@@ -102,7 +102,7 @@ def _writes(shown: GraphModule) -> Mapping[Node, list[Node]]:
     """Return the calls that write to each result in place, which happens in the dtype that its op returns."""
     writes: dict[Node, list[Node]] = defaultdict(list)
     for node in shown.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and _dtype(node) in _CASTABLE:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and dtype_of(node) in _CASTABLE:
             written = node
             while len(sources := aliased_inputs(written)) == 1:
                 (written,) = sources
@@ -124,9 +124,9 @@ def _labels(node: Node) -> Iterator[tuple[str, str]]:
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
         for source in pytree.tree_leaves(value):
-            if isinstance(source, Node) and _dtype(source) in _CASTABLE:
+            if isinstance(source, Node) and dtype_of(source) in _CASTABLE:
                 yield source.name, _WORDS.get(name, name)
-    if _dtype(node) in _CASTABLE:
+    if dtype_of(node) in _CASTABLE:
         yield node.name, "result"
 
 
@@ -141,11 +141,6 @@ def _origin(node: Node) -> Node:
     while inserted_for(node) is not None and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
-
-
-def _dtype(node: Node) -> torch.dtype | None:
-    value = tensor_value(node)
-    return None if value is None else value.dtype
 
 
 def _raised(changed: Node) -> bool:
