@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.capture.autocast_state import regions_closed
+from fxamp.capture.autocast_state import regions_closed_on_error
 from fxamp.capture.regions import DIFFERENTIATING
 from fxamp.graph.higher_order_ops import bodies
 
@@ -79,7 +79,7 @@ def _restoring(forward: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if torch.compiler.is_compiling():  # compilers record the changes of state, and restore it themselves
             return forward(*args, **kwargs)
-        with regions_closed(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with regions_closed_on_error(), torch.set_grad_enabled(torch.is_grad_enabled()):
             return forward(*args, **kwargs)
 
     return call

@@ -13,14 +13,14 @@ import torch
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from fxamp.capture.autocast_state import regions_closed
+from fxamp.capture.autocast_state import regions_closed_on_error
 from fxamp.graph import AliasSets, all_graphs
 
 #: In ``meta`` of a checkpoint's body: the indices of the operands that it writes to.
 _WRITTEN = "fxamp_written"
 
 
-def keep_random_numbers(gm: GraphModule) -> None:
+def use_eager_checkpoints(gm: GraphModule) -> None:
     """Replace each checkpoint in ``gm`` and in its bodies by the one that eager programs call, with the same options.
 
     Afterwards ``gm`` can run, but :func:`fxamp.graph.higher_order_ops.bodies` does not recognize these nodes.
@@ -47,7 +47,7 @@ def _checkpoint(body: GraphModule, *operands: Any, **options: Any) -> Any:
     def run(*others: Any) -> Any:
         values = state if next(runs) == 0 else {index: value.clone() for index, value in before.items()}
         rest = iter(others)
-        with regions_closed():  # torch ends a recomputation early by an exception
+        with regions_closed_on_error():  # torch ends a recomputation early by an exception
             return body(*(values[index] if index in values else next(rest) for index in range(len(operands))))
 
     others = [operand for index, operand in enumerate(operands) if index not in state]

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.capture.autocast_state import regions_closed
+from fxamp.capture.autocast_state import regions_closed_on_error
 from fxamp.errors import DoubleBackwardError
 from fxamp.graph import SourceFrame, all_graphs, nesting_change, source_frames, subgraphs
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function
@@ -30,7 +30,7 @@ _SAVED, _CONSTANT, _DIRTY = "saved_for_backward_idx", "non_differentiable_idx", 
 _SET_GRAD = torch._C._set_grad_enabled
 
 
-def save_for_second_backward(gm: GraphModule) -> None:
+def use_eager_functions(gm: GraphModule) -> None:
     """Replace each captured Function in ``gm`` and in its bodies by one that saves as an eager program does.
 
     Functions inside torch.func transforms stay as they are. Afterwards ``gm`` can run, but
@@ -151,6 +151,6 @@ class _Captured(torch.autograd.Function):
 
 def _run(backward: GraphModule, values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the gradients of the operands, after None for the call itself."""
-    with regions_closed():
+    with regions_closed_on_error():
         gradients = backward(*values)
     return None, *pytree.tree_leaves(gradients, is_leaf=lambda value: value is None)

@@ -2,8 +2,8 @@
 
 from torch.fx import GraphModule
 
-from fxamp.backend.eager_checkpoints import keep_random_numbers
-from fxamp.backend.eager_functions import save_for_second_backward
+from fxamp.backend.eager_checkpoints import use_eager_checkpoints
+from fxamp.backend.eager_functions import use_eager_functions
 from fxamp.capture import VERBATIM
 from fxamp.graph import all_nodes
 from fxamp.graph.higher_order_ops import inner_graphs
@@ -14,5 +14,5 @@ def prepare_eager_graph(gm: GraphModule) -> None:
     for node in all_nodes(gm):
         if inner_graphs(node):
             node.meta.pop(VERBATIM, None)  # afterwards nothing shows that fxamp looked inside
-    save_for_second_backward(gm)
-    keep_random_numbers(gm)
+    use_eager_functions(gm)
+    use_eager_checkpoints(gm)

@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from fxamp.backend.eager_graph import prepare_eager_graph
 from fxamp.backend.participants import Participants
-from fxamp.capture.autocast_state import autocast_state, regions_closed
+from fxamp.capture.autocast_state import autocast_state, regions_closed_on_error
 from fxamp.errors import MachineError
 from fxamp.pipeline.participant import Boxed, boxed
 from fxamp.torch_private import keep_saved_tensors, traced
@@ -84,7 +84,7 @@ def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Parti
 
 def _without_autocast(gm: GraphModule, device: str | None) -> Callable[..., Any]:
     """Return a callable that runs ``gm`` with autocast off for ``device``; None leaves autocast as it is."""
-    state = regions_closed if device is None else partial(autocast_state, device, False)
+    state = regions_closed_on_error if device is None else partial(autocast_state, device, False)
 
     def call(*args: Any) -> Any:
         with state():

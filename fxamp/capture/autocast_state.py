@@ -67,7 +67,7 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
     if dtype is not None:
         torch.set_autocast_dtype(device, dtype)
     try:
-        with regions_closed():
+        with regions_closed_on_error():
             yield
     finally:
         torch.set_autocast_enabled(device, before[0])
@@ -76,7 +76,7 @@ def autocast_state(device: str, enabled: bool, dtype: torch.dtype | None = None)
 
 
 @contextmanager
-def regions_closed() -> Iterator[None]:
+def regions_closed_on_error() -> Iterator[None]:
     """Close the regions of autocast, grad mode and torch.func's transforms that an exception leaves open.
 
     Otherwise torch would never clear autocast's weight cache again, so that eager code would read stale weights, and

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fxamp.graph.submodules import all_paths, buffers_of, first_names, parameters_of
+from fxamp.graph.submodules import all_paths, first_names, named_buffers, named_parameters
 
 
 def share_state(rewritten: GraphModule, source: nn.Module) -> None:
@@ -55,7 +55,7 @@ def _read(placeholder: Node, name: str, before: Node) -> None:
 
 def state_of(source: nn.Module) -> dict[str, Tensor]:
     """Return each parameter and buffer by its first name."""
-    return first_names([*parameters_of(source), *buffers_of(source)])
+    return first_names([*named_parameters(source), *named_buffers(source)])
 
 
 def _submodule(root: nn.Module, path: str) -> nn.Module:

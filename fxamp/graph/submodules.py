@@ -45,7 +45,7 @@ def all_paths(root: nn.Module, path: str = "", above: tuple[int, ...] = ()) -> I
             yield from all_paths(module, f"{path}.{name}" if path else name, above)
 
 
-def parameters_of(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter below ``root``, once for every name that it has."""
     for path, module in all_paths(root):
         for name, value in module._parameters.items():
@@ -53,7 +53,7 @@ def parameters_of(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-def buffers_of(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_buffers(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield each buffer below ``root``, once for every name that it has."""
     for path, module in all_paths(root):
         for name, value in module._buffers.items():

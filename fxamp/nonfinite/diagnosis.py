@@ -34,7 +34,7 @@ def diagnose(
         inputs=tuple(_reading(readings, at) for at in inputs),
         before=None if before is None else before.magnitudes[origin],
         casts=tuple(_cast(entry) for at in inputs if (entry := flow.values[at].entry).is_cast and is_narrow(entry)),
-        infected=_infected(readings, origin),
+        infected=_reached(readings, origin),
         advice=_advice(readings, origin, forward, own),
         forward=None if forward is None or derived is None else forward.flow.values[derived].entry,
         gradients=() if forward is None else _owners(readings, forward.flow),
@@ -64,9 +64,9 @@ def _cast(entry: Entry) -> str:
     return f"{entry.inputs[0]} to {entry.dtype} {entry.inserted}"
 
 
-def _infected(readings: Readings, origin: int) -> tuple[str, ...]:
+def _reached(readings: Readings, origin: int) -> tuple[str, ...]:
     values = readings.flow.values
-    reached = [at for at in readings.infected(origin) if values[at].number is not None]
+    reached = [at for at in readings.reached_from(origin) if values[at].number is not None]
     return tuple(f"{values[at].entry.name} ({values[at].entry.target})" for at in reached[:_NAMED])
 
 

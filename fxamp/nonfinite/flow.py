@@ -55,8 +55,8 @@ class Value:
 
     ``entry`` records its op, or the input itself. ``inputs``: the positions of the values that it is computed from.
     ``number``: the position of its measurement; None if it has none. ``limit``: the largest finite number of its dtype,
-    0 if it is not floating; a tuple of results has the limit of its first floating one. ``meant``: an infinite number
-    is among the arguments of its op, so the program intends it. ``fresh``: it is made of finite numbers alone.
+    0 if it is not floating; a tuple of results has the limit of its first floating one. ``intended``: an infinite
+    number is among the arguments of its op. ``fresh``: it is made of finite numbers alone.
     ``passes``: it holds the elements of its inputs, possibly converted. ``largest``: its largest magnitude as a
     function of its input's. ``forward``: in a backward, the name of the forward's node that it belongs to.
     """
@@ -66,7 +66,7 @@ class Value:
     kind: Kind = Kind.OP
     number: int | None = None
     limit: float = 0.0
-    meant: bool = False
+    intended: bool = False
     fresh: bool = False
     passes: bool = False
     largest: Callable[[float], float] | None = None
@@ -193,7 +193,7 @@ class _Transforms:
     """Follows the torch.func transforms of a graph. An outermost one counts as one op, because only its results count.
 
     The inputs of a value inside of one are all values that the transform has read so far, and its line is the one that
-    calls the transform. It passes infinities on. Those that it makes count as meant if a number in it is infinite.
+    calls the transform. It passes infinities on. Those that it makes count as intended if a number in it is infinite.
     """
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class _Transforms:
         calls = [frame for frame in source_frames(node) if not frame.file.startswith(_TORCH)]
         where = [Source(frame.file, frame.line, frame.function, frame.text) for frame in calls[-1:]]
         entry = replace(value.entry, source=where[0] if where else value.entry.source)
-        return replace(value, entry=entry, inputs=inputs, meant=self._infinite, passes=True)
+        return replace(value, entry=entry, inputs=inputs, intended=self._infinite, passes=True)
 
 
 _TORCH = str(Path(torch.__file__).parent)

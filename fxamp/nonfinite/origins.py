@@ -2,13 +2,13 @@
 
 1. There is an alarm only if a result of the graph is non-finite and the program does not intend that, or if the graph
    makes an input non-finite that was finite before, such as a buffer. There is none if a later op makes the value
-   finite, such as a ``where`` around the logarithm of zero. No gradient is meant to be infinite.
+   finite, such as a ``where`` around the logarithm of zero. No gradient is intended to be infinite.
 2. From such a result the search goes back through non-finite inputs: from a NaN to NaNs if there are any, else to
    infinities. A value without such inputs is an origin; the first one in program order is named.
-3. An infinity is meant if the program writes an infinite number (``masked_fill(..., -inf)``) or an input holds one, and
-   it reaches the value only through ops that pass a mask on: sums, selections, views, casts. The search does not go
-   back to values that are meant. In a mask the lowest number of a dtype, which a narrower dtype cannot hold, counts as
-   infinite. So the op that turns a mask into a NaN is named, such as a softmax over a masked row.
+3. An infinity is intended if the program writes an infinite number (``masked_fill(..., -inf)``) or an input holds one,
+   and it reaches the value only through ops that pass a mask on: sums, selections, views, casts. The search does not go
+   back to values that are intended. In a mask the lowest number of a dtype, which a narrower dtype cannot hold, counts
+   as infinite. So the op that turns a mask into a NaN is named, such as a softmax over a masked row.
 4. But if the mask comes from an input, and an op not in :data:`MASKED` turns it into a NaN, the input is named.
 """
 
@@ -36,7 +36,7 @@ MASKED = frozenset(
     }
 )
 
-#: Ops that pass on an infinity that is meant.
+#: Ops that pass on an infinity that is intended.
 _CARRY = frozenset(
     {
         *("add", "sub", "rsub", "where", "masked_fill", "maximum", "minimum", "max", "min", "clamp"),
@@ -48,13 +48,13 @@ _CARRY = frozenset(
     }
 )
 
-#: The same, if the other operand is a number: a gradient times an infinite value is not meant to be infinite.
+#: The same, if the other operand is a number: a gradient times an infinite value is not intended to be infinite.
 _SCALE = frozenset({"mul", "div"})
 
 
 @dataclass(frozen=True)
 class Readings:
-    """The measurements of one run, by value: its largest magnitude, its state, and whether an infinity is meant.
+    """The measurements of one run, by value: its largest magnitude, its state, and whether an infinity is intended.
 
     An unmeasured value takes them from its inputs; an unknown magnitude is None. A conversion, or another op whose
     magnitude follows from its input's, overflows if that magnitude exceeds the limit of its dtype.
@@ -63,7 +63,7 @@ class Readings:
     flow: Flow
     magnitudes: list[float | None] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
-    meant: list[bool] = field(default_factory=list)
+    intended: list[bool] = field(default_factory=list)
 
     @staticmethod
     def of(flow: Flow, numbers: Sequence[float]) -> "Readings":
@@ -91,11 +91,11 @@ class Readings:
                 state = _state(magnitude, value.limit)
         self.magnitudes.append(magnitude)
         self.states.append(state)
-        self.meant.append(state is State.INFINITE and self._is_meant(value))
+        self.intended.append(state is State.INFINITE and self._is_intended(value))
 
-    def _is_meant(self, value: Value) -> bool:
+    def _is_intended(self, value: Value) -> bool:
         """Apply rule 3 to an infinite value."""
-        if value.meant:
+        if value.intended:
             return True
         if value.kind is not Kind.OP:
             return value.kind in (Kind.INPUT, Kind.CONSTANT, Kind.SAVED)
@@ -104,7 +104,7 @@ class Readings:
             return False
         sources = [source for source in value.inputs if self.states[source]]
         if sources:
-            return all(self.meant[source] for source in sources)
+            return all(self.intended[source] for source in sources)
         return any(self._is_lowest(source) for source in value.inputs)
 
     def _is_lowest(self, at: int) -> bool:
@@ -113,7 +113,7 @@ class Readings:
         return magnitude is not None and magnitude >= _LOWEST * self.flow.values[at].limit > 0
 
     def alarms(self) -> list[int]:
-        """Return the results of the graph, and the inputs that it wrote to, that are not finite and not meant (1)."""
+        """Return the results of the graph, and the inputs that it wrote to, neither finite nor intended (1)."""
         backward = any(value.kind is Kind.GRADIENT for value in self.flow.values)
         results = [at for at in self.flow.results if self._wrong(at) or (backward and self.states[at])]
         return results + [at for at, before in self.flow.written if self._wrong(at) and not self.states[before]]
@@ -134,7 +134,7 @@ class Readings:
                 origins.add(self._named_value(at))
         return min(origins, default=None)
 
-    def infected(self, origin: int) -> list[int]:
+    def reached_from(self, origin: int) -> list[int]:
         """Return the values made of ``origin`` that are not finite, in program order."""
         reached = {origin}
         for at, value in enumerate(self.flow.values):
@@ -143,7 +143,7 @@ class Readings:
         return sorted(reached - {origin})
 
     def _wrong(self, at: int) -> bool:
-        return bool(self.states[at]) and not self.meant[at]
+        return bool(self.states[at]) and not self.intended[at]
 
     def _causes(self, at: int) -> list[int]:
         """Return the inputs that made a value non-finite (2)."""
@@ -159,13 +159,13 @@ class Readings:
         value = self.flow.values[at]
         if value.op in MASKED:
             return at
-        left, seen = [source for source in value.inputs if self.meant[source]], set()
+        left, seen = [source for source in value.inputs if self.intended[source]], set()
         while left:
             source = left.pop()
             if self.flow.values[source].kind is Kind.INPUT:
                 return source
             seen.add(source)
-            left += [below for below in self.flow.values[source].inputs if self.meant[below] and below not in seen]
+            left += [below for below in self.flow.values[source].inputs if self.intended[below] and below not in seen]
         return at
 
 

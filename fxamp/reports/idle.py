@@ -14,7 +14,7 @@ import torch
 from torch._dynamo import config
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fxamp.graph.submodules import parameters_of
+from fxamp.graph.submodules import named_parameters
 from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.recompile_limits import any_limit, under_autocast, watch_limits
 from fxamp.reports.registry import all_ran, graphs_that_ended, is_fxamp, records_of, runs_for_any
@@ -124,7 +124,7 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
     classes = {type(original(module)) for module in idle}
     trained = set(map(id, parameters))
     candidates = [module for module in modules if type(module) in classes]
-    training = [module for module in candidates if any(id(value) in trained for _, value in parameters_of(module))]
+    training = [module for module in candidates if any(id(value) in trained for _, value in named_parameters(module))]
     for module in idle:
         if any(original(module) is other for other in training):
             warn_of(module)
@@ -138,7 +138,7 @@ def warn_idle(optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_copy(module: torch.nn.Module, original: torch.nn.Module) -> bool:
     """Whether ``module`` is of the class of ``original``, names the same parameters, and is not compiled."""
-    names = [[name for name, _ in parameters_of(candidate)] for candidate in (module, original)]
+    names = [[name for name, _ in named_parameters(candidate)] for candidate in (module, original)]
     return type(module) is type(original) and names[0] == names[1] and _entry(module) is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fxamp.graph.submodules import first_names, parameters_of
+from fxamp.graph.submodules import first_names, named_parameters
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place, place_of
 from fxamp.reports.runs import Runs, original
@@ -128,7 +128,7 @@ def outside(compiled: Any) -> list[str]:
     if not isinstance(module, torch.nn.Module):
         return []
     read = {name for graph in _graphs_of(compiled) for name in graph.parameters_read(module)}
-    return [name for name in first_names(parameters_of(module)) if name not in read]
+    return [name for name in first_names(named_parameters(module)) if name not in read]
 
 
 def _graphs_of(compiled: Any) -> list[Runs]:

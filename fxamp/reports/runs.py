@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fxamp.graph.submodules import ParameterSlot, parameters_of, submodules
+from fxamp.graph.submodules import ParameterSlot, named_parameters, submodules
 from fxamp.reports import GraphRecord
 from fxamp.reports.break_reasons import Place
 from fxamp.torch_private import backend_of
@@ -91,7 +91,7 @@ class Runs:
         """Whether the graph ran in a call of ``owner``, a module or function, or read one of its parameters."""
         if _holds(self._owners, owner):
             return True
-        return isinstance(owner, torch.nn.Module) and self.reads_any(p for _, p in parameters_of(owner))
+        return isinstance(owner, torch.nn.Module) and self.reads_any(p for _, p in named_parameters(owner))
 
     def ran_through(self, backend: object) -> bool:
         """Whether the graph ran in a call of what torch.compile returned with ``backend``."""
@@ -125,7 +125,7 @@ class Runs:
         """
         noted = self._names.get(id(module), set()) if _holds(self._owners, module) else set()
         own = self._parameters()
-        return noted | {name for name, value in parameters_of(module) if id(value) in own}
+        return noted | {name for name, value in named_parameters(module) if id(value) in own}
 
     def _note(self, read: Sequence[torch.Tensor], frame: FrameType | None) -> None:
         if len(self._seen) >= _MOST:
@@ -143,7 +143,7 @@ class Runs:
         for owner in _called(frame):
             self._owners[id(owner)] = weakref.ref(owner, self._forget)
             if isinstance(owner, torch.nn.Module):
-                named = {name for name, value in parameters_of(owner) if id(value) in ids}
+                named = {name for name, value in named_parameters(owner) if id(value) in ids}
                 self._names.setdefault(id(owner), set()).update(named)
                 found |= self._note_slots(submodules(owner), ids - found)
         if ids - found:

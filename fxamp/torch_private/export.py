@@ -9,7 +9,7 @@ from typing import Any
 _MISSING = object()
 
 #: Names of functions and methods that return the tensor to which they write. ``operator.and_`` and its like do not.
-_IN_PLACE = r"i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)|(?!(and|or|not|is)_$)[a-z]\w*_"
+_WRITES_BY_NAME = r"i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)|(?!(and|or|not|is)_$)[a-z]\w*_"
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _is_written(value: Any, place: str) -> bool:
     node = value.as_proxy().node if value.is_tensor() else None
     while node is not None and node.op.startswith("call_"):
         name = getattr(node.target, "__name__", node.target)
-        node = node.args[0] if re.fullmatch(_IN_PLACE, name) and node.args else None
+        node = node.args[0] if re.fullmatch(_WRITES_BY_NAME, name) and node.args else None
     return node is not None and "grapharg" in node.meta and _name(node.meta["grapharg"].source) == place
 
 

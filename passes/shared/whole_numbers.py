@@ -30,7 +30,7 @@ def rounded_numbers(call: Node, lower: torch.dtype) -> str:
 
 
 def _is_whole(value: Node) -> bool:
-    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor, but not of :data:`_ZEROS_AND_ONES`."""
+    """Whether elements of ``value`` are whole numbers: those of a wide integer tensor, but not 0 and 1 alone."""
     waiting, seen = [value], set[Node]()
     while waiting:
         node = waiting.pop()

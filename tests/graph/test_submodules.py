@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.graph.submodules import all_paths, buffers_of, first_names, parameters_of, submodules
+from fxamp.graph.submodules import all_paths, first_names, named_buffers, named_parameters, submodules
 
 
 class Narrow(nn.Module):
@@ -55,7 +55,7 @@ def nested() -> nn.Module:
 def test_the_structure_is_that_of_nn_module(root: nn.Module) -> None:
     assert list(submodules(root)) == list(root.named_modules())
     assert list(all_paths(root)) == list(root.named_modules(remove_duplicate=False))
-    for ours, named in ((parameters_of, root.named_parameters), (buffers_of, root.named_buffers)):
+    for ours, named in ((named_parameters, root.named_parameters), (named_buffers, root.named_buffers)):
         assert [(name, id(value)) for name, value in ours(root)] == [
             (name, id(value)) for name, value in named(remove_duplicate=False)
         ]

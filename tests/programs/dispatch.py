@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 
-from fxamp.capture.autocast_state import autocast_depth, regions_closed
+from fxamp.capture.autocast_state import autocast_depth, regions_closed_on_error
 
 _INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
@@ -36,7 +36,7 @@ _BY_DYNAMO = "state changed while dynamo tracing"
 def reporting_open_regions() -> Iterator[None]:
     """Raise OpenRegions, with the regions closed, if the block leaves one open, whether it raises or not."""
     before = autocast_depth(), torch.is_grad_enabled()
-    with regions_closed():
+    with regions_closed_on_error():
         try:
             yield
         except Exception as error:

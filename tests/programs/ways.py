@@ -21,7 +21,7 @@ from torch._dynamo.output_graph import OutputGraph
 import fxamp
 from fxamp.backend import auto_products
 from fxamp.backend.compilation import GraphCompilation
-from fxamp.capture.autocast_state import regions_closed
+from fxamp.capture.autocast_state import regions_closed_on_error
 
 #: Far from overflow and underflow for gradients around 1.
 _SCALE = 2.0**8
@@ -148,7 +148,7 @@ def _casting_alone() -> Iterator[None]:
 
 
 def _observe(
-    run: Run, setting: Setting, regions: Callable[[], AbstractContextManager[None]] = regions_closed
+    run: Run, setting: Setting, regions: Callable[[], AbstractContextManager[None]] = regions_closed_on_error
 ) -> Outcome:
     torch.manual_seed(7)
     with _captured(setting), regions():

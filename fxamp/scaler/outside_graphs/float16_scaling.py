@@ -7,7 +7,7 @@ Unscaled gradients would underflow there. So outside the graphs a gradient's dty
     any other   unscaled
     ``.grad``   unscaled, whatever its dtype
 
-When a loss is scaled, :func:`follow` walks the autograd graph from it and registers hooks on the eager nodes that have
+When a loss is scaled, :func:`_prepare_nodes` walks the autograd graph from it and hooks the eager nodes that have
 float16 on one side and a wider dtype on the other. Such a node multiplies incoming float32 gradients by the scale and
 divides outgoing ones by it. A backward is linear in its incoming gradients, so the hooks change only the range of the
 values. Compiled graphs know that float16 tangents are scaled, and return float16 gradients scaled.
@@ -56,11 +56,11 @@ def begin(loss: Tensor, scaler: BackwardScaler) -> Tensor:
         return loss
     if loss.dtype in HALVES:
         root.register_prehook(partial(_scale_all, scaler))
-    follow(root, scaler)
+    _prepare_nodes(root, scaler)
     return loss
 
 
-def follow(root: Node, scaler: BackwardScaler) -> None:
+def _prepare_nodes(root: Node, scaler: BackwardScaler) -> None:
     """Walk from ``root`` to the leaves, and mark or hook each node by the rule above; raises as :func:`begin` does."""
     dtypes: dict[Node, list[bool]] = {}
 
@@ -94,7 +94,7 @@ def follow(root: Node, scaler: BackwardScaler) -> None:
         raise _of_another(scaler, other)
 
 
-def refuse_graphs(loss: Tensor, scaler: BackwardScaler) -> None:
+def require_no_graphs(loss: Tensor, scaler: BackwardScaler) -> None:
     """Raise UnscaledError if gradients of ``loss`` would enter graphs, while no graph was compiled with ``scaler``."""
     stack = [] if loss.grad_fn is None else [loss.grad_fn]
     nodes = {*stack}

@@ -21,7 +21,7 @@ from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.graphs.wrappers import require_unscaled_shards
-from fxamp.scaler.outside_graphs.float16_scaling import begin, refuse_graphs
+from fxamp.scaler.outside_graphs.float16_scaling import begin, require_no_graphs
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
@@ -404,7 +404,7 @@ class GradScaler(torch.amp.GradScaler):
             self.graphs.require_wrappers()
             return begin(output, self)
         if _attached:
-            refuse_graphs(output, self)
+            require_no_graphs(output, self)
         self.graphs.scaled_losses = True
         return output * scale
 
