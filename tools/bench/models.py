@@ -70,14 +70,13 @@ def build(
 class LossAlone(nn.Module):
     """A model that returns nothing but its loss: a training step reads nothing else."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, **batch: Tensor) -> Tensor:
-        result = self.model(**batch)
-        loss: Tensor = result if isinstance(result, Tensor) else result.loss
-        return loss
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.model(*args, **kwargs)
+        return getattr(result, "loss", result)
 
 
 def _gpt2(layers: int, width: int, heads: int, vocabulary: int, length: int, **_: int) -> nn.Module:

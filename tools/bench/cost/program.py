@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxamp.tools.bench.cost.workload import Workload
-from fxamp.tools.bench.models import MODELS
+from fxamp.tools.bench.models import MODELS, LossAlone
 from fxamp.tools.inputs.fake_program import fake_program
 from fxamp.tools.inputs.model_file import Program, program
 
@@ -36,7 +36,7 @@ def fake_workload(workload: Workload, mode: FakeTensorMode) -> Iterator[Called]:
     made = _of_table(workload) if workload.model in MODELS else program(workload.model, lambda _: None)
     with fake_program(made, mode, "cuda", last_use=True) as fake:
         parameters = tuple(fake.model.parameters()) if isinstance(fake.model, nn.Module) else ()
-        model = _LossOnly(fake.model) if workload.loss_only else fake.model
+        model = LossAlone(fake.model) if workload.loss_only else fake.model
         yield Called(model, fake.args, fake.kwargs, tuple(p for p in parameters if p.requires_grad))
 
 
@@ -45,18 +45,6 @@ def _of_table(workload: Workload) -> Program:
     with torch.device("meta"):
         module, batch = model.build(**workload.sizes).train(), model.batch(**workload.sizes)
     return Program(module, (), batch)
-
-
-class _LossOnly(nn.Module):
-    """A model that returns nothing but its loss."""
-
-    def __init__(self, model: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.model(*args, **kwargs)
-        return getattr(result, "loss", result)
 
 
 @contextlib.contextmanager
