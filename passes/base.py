@@ -1,7 +1,7 @@
 """The base of all passes: a frozen dataclass that states what it requires, runs, and states what it ensures."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
@@ -102,6 +102,12 @@ class Pass(ABC, Generic[ContextT]):
     def ensures(self, gm: GraphModule, context: ContextT) -> str | None:
         """Return how the result violates the pass's guarantee, or None. Reads only the result."""
         return None
+
+
+def broken_by(what: str, nodes: Iterable[Node]) -> str | None:
+    """Return what :meth:`Pass.ensures` returns if ``nodes`` break a promise: ``what``, and their names."""
+    names = ", ".join(node.name for node in nodes)
+    return f"{what}: {names}" if names else None
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, all_graphs, argument, tensor_value
+from fxamp.graph import INSERTED, GraphWriter, all_graphs, all_nodes, argument, tensor_value
 from fxamp.graph.scope import Scope
 from fxamp.kernels.linear_cross_entropy import CHUNKED, WITH_LOG_SUMS
 from fxamp.kernels.loss_chunks import Gradients
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result, broken_by
 from fxamp.passes.forward.scale_products import asked_in_fp8, why_16_bits
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import Decision, decide, decision
@@ -43,8 +43,7 @@ class ChunkLosses(Pass[CastContext]):
         return Result(cut, {"chunked": cut})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [n.name for graph in all_graphs(gm) for n in graph.graph.nodes if _chunkable(n, context) is not None]
-        return f"losses left whole: {', '.join(left)}" if left else None
+        return broken_by("losses left whole", (n for n in all_nodes(gm) if _chunkable(n, context) is not None))
 
 
 def _chunkable(node: Node, context: CastContext) -> LinearLoss | None:

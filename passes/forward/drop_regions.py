@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
 from fxamp.graph import all_graphs
-from fxamp.passes.base import CastContext, GraphwisePass
+from fxamp.passes.base import CastContext, GraphwisePass, broken_by
 from fxamp.passes.shared.autocast_regions import ENTER, concerns, erase_region
 
 
@@ -27,8 +27,7 @@ class DropRegions(GraphwisePass[CastContext]):
         return len(marks)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [mark.name for graph in all_graphs(gm) for mark in _marks(graph, context)]
-        return f"marks left: {', '.join(left)}" if left else None
+        return broken_by("marks left", (mark for graph in all_graphs(gm) for mark in _marks(graph, context)))
 
 
 def _marks(gm: GraphModule, context: CastContext) -> list[Node]:

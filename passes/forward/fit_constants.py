@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import INSERTED, GraphWriter, all_nodes, arguments, base_name, dtype_of, set_argument
-from fxamp.passes.base import CastContext, GraphwisePass
+from fxamp.passes.base import CastContext, GraphwisePass, broken_by
 from fxamp.torch_dtypes import NARROW
 
 #: Ops that convert a constant to the dtype they run in and raise if it does not fit, with the constants' arguments.
@@ -46,8 +46,7 @@ class FitConstants(GraphwisePass[CastContext]):
         return sum(_fit(node, writer) for node in list(gm.graph.nodes))
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for node in all_nodes(gm) if list(_misfits(node))]
-        return f"constants out of range in {', '.join(left)}" if left else None
+        return broken_by("constants out of range", filter(_misfits, all_nodes(gm)))
 
 
 def _fit(node: Node, writer: GraphWriter) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph import AliasSets, all_graphs, tensor_value
-from fxamp.passes.base import CastContext, GraphwisePass
+from fxamp.passes.base import CastContext, GraphwisePass, broken_by
 from fxamp.passes.shared.decision import inserted_for
 from fxamp.torch_dtypes import NARROW
 
@@ -41,8 +41,8 @@ class FoldCasts(GraphwisePass[CastContext]):
         return len(pairs)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [second.name for graph in all_graphs(gm) for _, second in _pairs(graph.graph)]
-        return f"casts left to fold: {', '.join(left)}" if left else None
+        left = (second for graph in all_graphs(gm) for _, second in _pairs(graph.graph))
+        return broken_by("casts left to fold", left)
 
 
 def _pairs(graph: Graph) -> list[tuple[Node, Node]]:

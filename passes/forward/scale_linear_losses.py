@@ -14,10 +14,10 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, all_graphs, argument, is_wrapper, op_name, tensor_value
+from fxamp.graph import GraphWriter, all_graphs, all_nodes, argument, is_wrapper, op_name, tensor_value
 from fxamp.kernels.linear_cross_entropy import CHUNKED
 from fxamp.kernels.loss_chunks import MEAN, SUM, Gradients
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result, broken_by
 from fxamp.passes.shared.cast_writer import before_cast
 from fxamp.passes.shared.decision import decide, decision
 from fxamp.torch_private import hint
@@ -44,8 +44,7 @@ class ScaleLinearLosses(Pass[CastContext]):
         return Result(replaced)
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for graph in all_graphs(gm) for node in graph.graph.nodes if _loses_gradients(node)]
-        return f"losses with unscaled gradients: {', '.join(left)}" if left else None
+        return broken_by("losses with unscaled gradients", filter(_loses_gradients, all_nodes(gm)))
 
 
 def _loses_gradients(node: Node) -> bool:

@@ -25,7 +25,7 @@ from fxamp.graph import INSERTED, GraphWriter, all_nodes, argument, is_wrapper, 
 from fxamp.graph.aliases import is_view
 from fxamp.graph.higher_order_ops import autograd_function, bodies
 from fxamp.graph.scope import Scope
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result, broken_by
 from fxamp.passes.shared.cast_writer import CONVERSIONS, before_cast
 from fxamp.passes.shared.decision import Decision, decision, keep_out_of_fp8
 from fxamp.policy import RECIPES, CastRule, Recipe
@@ -55,8 +55,7 @@ class ScaleProducts(Pass[CastContext]):
         return Result(scaled, {"scaled": scaled})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        left = [node.name for node in all_nodes(gm) if asked_in_fp8(node) is not None]
-        return f"products left in 16 bits: {', '.join(left)}" if left else None
+        return broken_by("products left in 16 bits", (node for node in all_nodes(gm) if asked_in_fp8(node) is not None))
 
 
 @dataclass(frozen=True)

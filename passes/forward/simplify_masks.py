@@ -23,7 +23,7 @@ from torch.fx.node import map_aggregate
 from fxamp.graph import all_graphs, argument, base_name, is_pure, set_argument, tensor_value
 from fxamp.graph.higher_order_ops import bodies
 from fxamp.graph.scope import Scope
-from fxamp.passes.base import CastContext, Pass, Result
+from fxamp.passes.base import CastContext, Pass, Result, broken_by
 from fxamp.torch_private import without_fake_mode
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -47,8 +47,8 @@ class SimplifyMasks(Pass[CastContext]):
         return Result(simplified, {"masks": simplified})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        both = [call.name for graph in all_graphs(gm) for call in _masked(graph) if argument(call, "is_causal")]
-        return f"attention with a mask and is_causal: {', '.join(both)}" if both else None
+        both = (call for graph in all_graphs(gm) for call in _masked(graph) if argument(call, "is_causal"))
+        return broken_by("attention with a mask and is_causal", both)
 
 
 def _simplify_in(gm: GraphModule, scope: Scope, calls: Counter[GraphModule]) -> int:

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter
 from fxamp.graph.aliases import memory_readers
 from fxamp.kernels import chunk_sums as chunk_sums  # registers the ops
-from fxamp.passes.base import Context, Result, TracedPass
+from fxamp.passes.base import Context, Result, TracedPass, broken_by
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class AddInPlace(TracedPass[Context]):
         return Result(changed, {"in place": changed})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in _sums(gm) if _can_be_written(node)]
-        return f"not added in place: {', '.join(left)}" if left else None
+        return broken_by("not added in place", filter(_can_be_written, _sums(gm)))
 
 
 def _sums(gm: GraphModule) -> list[Node]:

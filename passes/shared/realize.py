@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result, TracedPass
+from fxamp.passes.base import Context, Pass, Result, TracedPass, broken_by
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class Realize(Pass[Context]):
         return Result(len(nodes))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in self.selected(gm)]
-        return f"not realized: {', '.join(left)}" if left else None
+        return broken_by("not realized", self.selected(gm))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
 from fxamp.graph.aliases import aliased_inputs, memory_readers
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 
 aten = torch.ops.aten
 
@@ -44,8 +44,7 @@ class DropCopies(Pass[Context]):
         return Result(dropped)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in gm.graph.nodes if _copied(node) is not None]
-        return f"copies are left: {', '.join(left)}" if left else None
+        return broken_by("copies are left", (node for node in gm.graph.nodes if _copied(node) is not None))
 
 
 def _copied(node: Node) -> Node | None:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 
 #: Key of ``node.meta``, set on the inputs that are gradients.
 GRADIENT = "fxamp_gradient"
@@ -63,8 +63,8 @@ class FoldUnscale(Pass[Context]):
         return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        bare = [node.name for node in gradients(gm) if FOLDED not in node.meta]
-        return f"read as they are: {', '.join(bare)}" if bare and (self.scaled or self.clipped) else None
+        bare = (node for node in gradients(gm) if FOLDED not in node.meta)
+        return broken_by("read as they are", bare) if self.scaled or self.clipped else None
 
 
 def gradients(gm: GraphModule) -> list[Node]:

@@ -14,7 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, tensor_value
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 
 aten = torch.ops.aten
 
@@ -56,8 +56,7 @@ class GuardUpdates(Pass[Context]):
         return Result(len(unguarded))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        bare = [node.name for node in updates(gm) if not _guarded(node)]
-        return f"not guarded: {', '.join(bare)}" if bare else None
+        return broken_by("not guarded", (node for node in updates(gm) if not _guarded(node)))
 
 
 def updates(gm: GraphModule) -> list[Node]:

@@ -21,7 +21,7 @@ from torch import SymFloat
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
@@ -94,8 +94,7 @@ class LiftScalars(Pass[Context]):
         return Result(rewritten)
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in gm.graph.nodes if _is_scalar(node)]
-        return f"floats are left: {', '.join(left)}" if left else None
+        return broken_by("floats are left", filter(_is_scalar, gm.graph.nodes))
 
 
 def liftable(gm: GraphModule) -> bool:

@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
 from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 
 aten = torch.ops.aten
 
@@ -64,8 +64,7 @@ class PackState(Pass[Context]):
         return Result(len(bare))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in self._bare(gm)]
-        return f"not stored in their form: {', '.join(left)}" if left else None
+        return broken_by("not stored in their form", self._bare(gm))
 
     def _bare(self, gm: GraphModule) -> list[Node]:
         inputs = gm.graph.find_nodes(op="placeholder")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass, Result, broken_by
 
 aten = torch.ops.aten
 
@@ -50,8 +50,7 @@ class SpreadFills(Pass[Context]):
         return Result(len(fills))
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        left = [node.name for node in _sized(gm)]
-        return f"filled tensors are left: {', '.join(left)}" if left else None
+        return broken_by("filled tensors are left", _sized(gm))
 
 
 def _sized(gm: GraphModule) -> list[Node]:
