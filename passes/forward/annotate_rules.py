@@ -29,12 +29,12 @@ from fxamp.graph import describe_source, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order_ops import Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.shared.argument_names import require_arguments
 from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, outermost, walk
 from fxamp.passes.shared.custom_autocast import cast_inlined, cast_inputs, drop_outermost_region
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.registered_autocast import registered_rule
+from fxamp.passes.shared.rule_arguments import require_arguments
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.whole_numbers import rounded_numbers
 from fxamp.policy import CastRule, Category, Ruling

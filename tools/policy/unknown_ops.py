@@ -64,7 +64,7 @@ def _ops(file: Path) -> Iterator[tuple[str, str]]:
 
 def _unknown_arguments(file: Path) -> Iterator[str]:
     """Yield a line for each argument that a rule of ``file`` names and that its ops do not have, as compiling does."""
-    from fxamp.passes.shared.argument_names import unknown_arguments  # which imports torch
+    from fxamp.passes.shared.rule_arguments import unknown_arguments  # which imports torch
 
     lines = index_lines(file.read_text(encoding="utf-8"))
     for at, rule in enumerate(read(file).rules):
