@@ -9,6 +9,7 @@
 """
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,8 @@ class PackKept(TracedPass[CastContext]):
         output = graph_output(gm.graph)
         if RESTORE in output.meta:
             return Result(0)
-        handed = saved(gm, self.results)
-        restore: list[Restore | None] = [None] * len(handed)
+        originals = saved(gm, self.results)
+        restore: list[Restore | None] = [None] * len(originals)
         parts: dict[int, list[Node]] = {}
         values = []
         writer = GraphWriter(gm.graph, context.mode)
@@ -94,10 +95,13 @@ class PackKept(TracedPass[CastContext]):
         return Result(len(parts), {"packed": len(parts)})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
-        restore = graph_output(gm.graph).meta[RESTORE]
-        total = sum(1 if r is None else r.packing.parts if r.first == at else 0 for at, r in enumerate(restore))
-        count = len(saved(gm, self.results))
+        total, count = number_of_parts(graph_output(gm.graph).meta[RESTORE]), len(saved(gm, self.results))
         return None if count == total else f"the forward returns {count} kept values, but {total} were planned"
+
+
+def number_of_parts(restore: Sequence[Restore | None]) -> int:
+    """Return how many outputs of a packed forward stand for its first ``len(restore)`` saved values."""
+    return sum(1 if plan is None else plan.packing.parts if plan.first == at else 0 for at, plan in enumerate(restore))
 
 
 def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
@@ -178,7 +182,7 @@ def _pack(
     with writer.graph.inserting_before(_place(node)):
         parts = PackWriter(writer).pack(node, packing, f"kept for the backward: rule {rule.id}")
     for part in parts:
-        part.meta.update({key: node.meta[key] for key in _HANDED if key in node.meta})
+        part.meta.update({key: node.meta[key] for key in _OF_SAVED_NODES if key in node.meta})
     return node, packing, parts
 
 
@@ -197,21 +201,21 @@ def _place(node: Node) -> Node:
 _CONVOLUTION = torch.ops.aten.convolution.default
 
 #: Metadata that AOTAutograd reads on nodes that it saves.
-_HANDED = ("saved_tensor_with_no_vc_check",)
+_OF_SAVED_NODES = ("saved_tensor_with_no_vc_check",)
 
 
 def _return_parts(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
     """Replace the saved values by their packed parts, with AOTAutograd's descriptors."""
     returned: Any = output.args[0]
     described: Any = output.meta.get("desc")
-    handed: list[Any] = []
+    values: list[Any] = []
     descriptions: list[Any] = []
     for at, node in enumerate(returned[results:]):
         place = parts.get(at, []) if restore[at] is not None else [node]
-        handed += place
+        values += place
         if described is not None:
             descriptions += [described[results + at]] * len(place)
-    output.args = ((*returned[:results], *handed),)
+    output.args = ((*returned[:results], *values),)
     if described is not None:
         output.meta["desc"] = [*described[:results], *descriptions]
 

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output, tensor_value
 from fxamp.passes.base import Context, Result, TracedPass
-from fxamp.passes.partition.pack_kept import Restore
+from fxamp.passes.partition.pack_kept import Restore, number_of_parts
 from fxamp.passes.shared.kept_packing import PACKED, Packing, PackWriter
 from fxamp.passes.shared.saved_values import saved_places, saved_tensors
 from fxamp.torch_private import calls_kernel
@@ -26,33 +26,30 @@ from fxamp.torch_private import calls_kernel
 class UnpackKept(TracedPass[Context]):
     """Requires the backward of the same partition.
 
-    ``handed``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
+    ``originals``: the forward's outputs after its results, before packing. ``restore``: pack-kept's plan for them.
     ``parts``: these outputs after packing. ``strides``: whether unpacked values must have the strides of the originals;
     a compiler that chooses strides itself needs them only for the ops whose kernels it calls.
     """
 
-    handed: tuple[Any, ...]
+    originals: tuple[Any, ...]
     restore: tuple[Restore | None, ...]
     parts: tuple[Any, ...]
     strides: bool = True
     name = "unpack-kept"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
-        for node, place in zip(saved_tensors(self.handed), saved_places(gm, self.handed), strict=False):
+        nodes, places = saved_tensors(self.originals), saved_places(gm, self.originals)
+        for node, place in zip(nodes, places, strict=False):
             mine, theirs = tensor_value(node), tensor_value(place)
             if mine is None or theirs is None or _kind(mine) != _kind(theirs):
                 return f"the backward takes {place.name} where the forward returns {node.name}"
-        return (
-            None
-            if len(saved_places(gm, self.handed)) == len(saved_tensors(self.handed))
-            else "the backward takes fewer values than the forward returns"
-        )
+        return None if len(places) == len(nodes) else "the backward takes fewer values than the forward returns"
 
     def relies(self, reader: Node) -> bool:
         return self.strides or calls_kernel(reader.target)
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        places = saved_places(gm, self.handed)
+        places = saved_places(gm, self.originals)
         order = {node: at for at, node in enumerate(gm.graph.nodes)}
         groups: dict[int, list[tuple[Node, Restore]]] = {}
         for place, plan in zip(places, self.restore, strict=False):
@@ -65,11 +62,7 @@ class UnpackKept(TracedPass[Context]):
         return Result(len(groups), {"unpacked": len(groups)})
 
     def _parts_of(self, first: int) -> Sequence[Node]:
-        before = sum(
-            1 if plan is None else plan.packing.parts if plan.first == at else 0
-            for at, plan in enumerate(self.restore[:first])
-        )
-        plan = self.restore[first]
+        before, plan = number_of_parts(self.restore[:first]), self.restore[first]
         assert plan is not None
         return self.parts[before : before + plan.packing.parts]
 

@@ -42,8 +42,8 @@ _OF_KINDS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf"})
 
 def mark_jumps(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Mark the values that ``forward`` saves, after its ``results``, from which ``backward`` recomputes a jump."""
-    handed = saved(forward, results)
-    for node, place in zip(saved_tensors(handed), saved_places(backward, handed), strict=False):
+    kept = saved(forward, results)
+    for node, place in zip(saved_tensors(kept), saved_places(backward, kept), strict=False):
         found = sorted(_jumps(place), key=lambda jump: jump.at_zero)
         if found:
             node.meta[JUMP] = found[0]

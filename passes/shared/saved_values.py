@@ -95,15 +95,15 @@ def saved(gm: GraphModule, results: int) -> Sequence[Any]:
     return tuple(returned[results:])
 
 
-def saved_tensors(handed: Sequence[Any]) -> list[Node]:
-    """Return the tensors among ``handed``, what a forward saves; symbolic numbers come last and are left out."""
-    return [node for node in handed if tensor_value(node) is not None]
+def saved_tensors(values: Sequence[Any]) -> list[Node]:
+    """Return the tensors among ``values``, what a forward saves; symbolic numbers come last and are left out."""
+    return [node for node in values if tensor_value(node) is not None]
 
 
-def saved_places(backward: GraphModule, handed: Sequence[Any]) -> list[Node]:
-    """Return the inputs of ``backward`` for the tensors among ``handed``, in their order; numbers come first."""
-    numbers = sum(_is_number(node) for node in handed)
-    return list(backward.graph.find_nodes(op="placeholder"))[numbers : numbers + len(saved_tensors(handed))]
+def saved_places(backward: GraphModule, values: Sequence[Any]) -> list[Node]:
+    """Return the inputs of ``backward`` for the tensors among ``values``, in their order; numbers come first."""
+    numbers = sum(_is_number(node) for node in values)
+    return list(backward.graph.find_nodes(op="placeholder"))[numbers : numbers + len(saved_tensors(values))]
 
 
 def memories(gm: GraphModule, results: int) -> list[Memory]:

@@ -33,9 +33,9 @@ def partition(
     first = make_fx(forward)(x)
     with mode:
         second = make_fx(backward)(*(node.meta["val"] for node in saved(first, 1)), x)
-    handed = tuple(saved(first, 1))
+    originals = tuple(saved(first, 1))
     PackKept(1).run(first, context)
-    return second, UnpackKept(handed, graph_output(first.graph).meta[RESTORE], tuple(saved(first, 1))), context
+    return second, UnpackKept(originals, graph_output(first.graph).meta[RESTORE], tuple(saved(first, 1))), context
 
 
 def masked(keep: str) -> tuple[GraphModule, UnpackKept, CastContext]:

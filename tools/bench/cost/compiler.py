@@ -67,8 +67,8 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
         stage = "backward" if kwargs.get("is_backward") else "forward"
         results = _results(gm)
         if stage == "backward":
-            handed = sum(value.nbytes for value in results if isinstance(value, Tensor))
-            counted.gradients = max(counted.gradients, handed)
+            returned = sum(value.nbytes for value in results if isinstance(value, Tensor))
+            counted.gradients = max(counted.gradients, returned)
         if stage == "forward":
             counted.graphs += 1
             values = _kept(gm)
