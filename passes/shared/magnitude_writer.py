@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, base_name, fake_tensors, floating_inputs, graph_output, tensor_value
-from fxamp.passes.shared.magnitudes import MEASURED, is_conversion, passes_on
+from fxamp.passes.shared.magnitudes import MEASURED, converted_limits, is_conversion, passes_on
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -147,13 +147,8 @@ def first_reader(node: Node) -> Node:
 
 def _is_widening(node: Node) -> bool:
     """Whether ``node`` converts to a dtype that holds all floating values of its input."""
-    if not is_conversion(node):
-        return False
-    before, after = tensor_value(node.args[0]), tensor_value(node)
-    if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
-        return False
-    old, new = torch.finfo(before.dtype), torch.finfo(after.dtype)
-    return new.max >= old.max and new.eps <= old.eps
+    limits = converted_limits(node)
+    return limits is not None and limits[1].max >= limits[0].max and limits[1].eps <= limits[0].eps
 
 
 _SHAPES = frozenset(f"aten::{name}" for name in ("view", "_unsafe_view", "reshape", "flatten", "unflatten"))

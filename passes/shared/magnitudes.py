@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import base_name, floating_inputs, has_strides, tensor_value
+from fxamp.graph import base_name, dtype_of, floating_inputs, has_strides, tensor_value
 
 aten = torch.ops.aten
 
@@ -143,12 +143,18 @@ _ODD: dict[str, Callable[[float], float]] = {"tanh": math.tanh, "erf": math.erf,
 
 def is_narrowing(node: Node) -> bool:
     """Whether ``node`` converts to a floating dtype of a smaller range, in which a finite value can become infinite."""
-    before, after = (tensor_value(node.args[0]), tensor_value(node)) if node.args else (None, None)
-    if before is None or after is None or not (before.is_floating_point() and after.is_floating_point()):
-        return False
-    return (
-        is_conversion(node) and can_be_measured(node) and torch.finfo(before.dtype).max > torch.finfo(after.dtype).max
-    )
+    limits = converted_limits(node)
+    return limits is not None and can_be_measured(node) and limits[0].max > limits[1].max
+
+
+def converted_limits(node: Node) -> tuple[torch.finfo, torch.finfo] | None:
+    """Return the limits of the floating dtypes that ``node`` converts from and to; None if it converts no floats."""
+    if not node.args or not is_conversion(node):
+        return None
+    before, after = dtype_of(node.args[0]), dtype_of(node)
+    if before is None or after is None or not (before.is_floating_point and after.is_floating_point):
+        return None
+    return torch.finfo(before), torch.finfo(after)
 
 
 def is_conversion(node: Node) -> bool:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxamp.capture import Captured
 from fxamp.graph import AliasSets, is_random
 from fxamp.kernels.blockwise_8bit import DECOMPOSITIONS
 from fxamp.kernels.dispatch import Implementation, implementation
@@ -38,18 +37,15 @@ from fxamp.optim.programs.lowering import (
     decompositions,
     generates,
     must_lift,
+    rewrite_step,
 )
 from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
-from fxamp.passes.base import Context
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
 from fxamp.passes.step.pack_state import ROLE, STREAM
 from fxamp.passes.step.spread_fills import FILLS
-from fxamp.pipeline import run_passes
-from fxamp.reports.dumps import stages_by_environment
-from fxamp.reports.list_graph import list_graph
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
@@ -193,9 +189,7 @@ def lower_kinds(
     inductor = options.lowering == "inductor" and not kernel
     passes = step(options, lifted=lift, for_inductor=inductor, flat=True, packed=uses[0].packed)
     _require_pointwise(gm)
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
-    stages = stages_by_environment()
-    stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
+    stages = rewrite_step(traced, passes)
     numbers = tuple(Numbers(device) for _ in uses) if lift and traced.symbols else ()
     members = Members.of(uses, places, tensors)
     if members.reordered and traced.writes_gradients:

@@ -14,13 +14,13 @@ from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
-from fxamp.passes.base import Context
+from fxamp.passes.base import Context, PassSequence
 from fxamp.passes.sequences import step
 from fxamp.passes.step.drop_copies import COPIES
 from fxamp.passes.step.lift_scalars import reads_on_host
 from fxamp.pipeline import run_passes
 from fxamp.pipeline.cache_key import keyed, source_digest
-from fxamp.reports.dumps import stages_by_environment
+from fxamp.reports.dumps import Stages, stages_by_environment
 from fxamp.reports.list_graph import list_graph
 from fxamp.torch_devices import copy_across_, moved
 from fxamp.torch_private import compiling_flag, order_writes
@@ -87,9 +87,7 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     gm = traced.module
     lift = must_lift(gm, options)
     passes = step(options, lifted=lift, for_inductor=options.lowering == "inductor")
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
-    stages = stages_by_environment()
-    stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
+    stages = rewrite_step(traced, passes)
     device = next(iter(gm.graph.nodes)).meta["val"].device
     numbers = Numbers(device) if lift and traced.symbols else None
     if options.lowering == "aot_eager":
@@ -98,6 +96,15 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return WholeStep(compiled, traced, tuple(places), numbers, source)
+
+
+def rewrite_step(traced: Traced, passes: PassSequence[Context]) -> Stages:
+    """Run the passes on the graph of a step; return where its stages are dumped, as the environment says."""
+    gm = traced.module
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
+    stages = stages_by_environment()
+    stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
+    return stages
 
 
 def must_lift(gm: GraphModule, options: StepOptions) -> bool:
