@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
+from support.programs.written_steps import LOWERINGS, Body, State, stepped
 from torch import Tensor, nn
 
 import fxamp
@@ -132,47 +133,6 @@ def test_a_state_is_unsigned_only_if_its_bounds_say_so(least: float | None, most
     assert optimizer.state[parameter]["mean"].form == form
 
 
-State = dict[str, Any]
-Body = Callable[[nn.Parameter, State, float], None]
-
-LOWERINGS = ("aot_eager", "inductor", "interpreter")
-"""How a step runs: op by op, by Inductor, or as a generated kernel."""
-
-
-class Written(torch.optim.Optimizer):
-    """Its step calls ``body`` with each parameter, the parameter's state and the learning rate."""
-
-    def __init__(self, parameters: Any, body: Body, state: Callable[[nn.Parameter], State]) -> None:
-        super().__init__(parameters, {"lr": 0.1})
-        self.body = body
-        for parameter in parameters:
-            self.state[parameter].update(state(parameter))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.body(parameter, self.state[parameter], group["lr"])
-
-
-def stepped(body: Body, state: Callable[[nn.Parameter], State], lowering: str, dtype: torch.dtype) -> list[Tensor]:
-    """Return three parameters and their state after four steps."""
-    generator = torch.Generator().manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(shape, generator=generator, dtype=dtype)) for shape in ((5,), (3, 2), ())]
-    optimizer = Written(parameters, body, state)
-    if lowering != "eager":
-        fxamp.compile_optimizer(optimizer, lowering="aot_eager" if lowering == "aot_eager" else "inductor")
-    with forced(Implementation.INTERPRETER) if lowering == "interpreter" else nullcontext():
-        for _ in range(4):
-            for parameter in parameters:
-                parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-            optimizer.step()
-    values = [value for p in parameters for _, value in sorted(optimizer.state[p].items())]
-    dtypes = {float: torch.float64, int: torch.int64}
-    state_after = [torch.tensor(v, dtype=dtypes[type(v)]) if type(v) in dtypes else v for v in values]
-    return [*(parameter.detach() for parameter in parameters), *state_after]
-
-
 def heavy_ball(parameter: nn.Parameter, state: State, rate: float) -> None:
     """It remembers the parameter, after it has changed it."""
     old = parameter.clone()
@@ -209,50 +169,6 @@ def test_what_it_remembers_is_the_old_value(body: Body, lowering: str) -> None:
 
     own, compiled = (stepped(body, state, way, torch.float32) for way in ("eager", lowering))
     torch.testing.assert_close(compiled, own)
-
-
-def compensated(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """Kahan's sum, as torchdistx.AnyPrecisionAdamW has it: what the parameter's rounding loses is in the state."""
-    state["lost"].add_(parameter.grad, alpha=-rate / 1000)
-    old = parameter.clone()
-    parameter.add_(state["lost"])
-    state["lost"].add_(old.sub_(parameter))
-
-
-def compensated_as_lists(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """The same by ops on lists of tensors."""
-    lost, old = [state["lost"]], [parameter.clone()]
-    torch._foreach_add_(lost, [parameter.grad], alpha=-rate / 1000)  # type: ignore[list-item]
-    torch._foreach_add_([parameter], lost)
-    torch._foreach_sub_(old, [parameter])
-    torch._foreach_add_(lost, old)
-
-
-def two_sum(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """Knuth's sum, whose error is exact whichever term is larger."""
-    update = state["lost"] - rate / 1000 * parameter.grad  # type: ignore[operator]
-    new = parameter + update
-    added = new - parameter
-    state["lost"].copy_((parameter - (new - added)) + (update - added))
-    parameter.copy_(new)
-
-
-def split(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """The parameter and its state are the upper and the lower half of a float32."""
-    whole = parameter.float() + state["lost"].float() - rate / 1000 * parameter.grad.float()  # type: ignore[union-attr]
-    parameter.copy_(whole.to(parameter.dtype))
-    state["lost"].copy_(whole + (-parameter.float()))
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("dtype", exhaustive([torch.bfloat16, torch.float16], always=[torch.bfloat16]))
-@pytest.mark.parametrize("body", [compensated, compensated_as_lists, two_sum, split], ids=lambda body: body.__name__)
-def test_rounding_errors_are_not_zeros(body: Body, dtype: torch.dtype, lowering: str) -> None:
-    own, compiled = (stepped(body, lambda p: {"lost": torch.zeros_like(p)}, way, dtype) for way in ("eager", lowering))
-    assert all(value.any() for value in own[3:])
-    # The sum of both: the rounding of one more update can move an element to its neighbour.
-    sums = ([p.double() + lost.double() for p, lost in zip(run[:3], run[3:], strict=True)] for run in (compiled, own))
-    torch.testing.assert_close(*sums, rtol=torch.finfo(dtype).eps ** 2, atol=torch.finfo(dtype).eps * 1e-3)
 
 
 def powers(parameter: nn.Parameter, state: State, rate: float) -> None:
@@ -307,57 +223,6 @@ def test_an_integer_tensor_that_becomes_a_float_is_not_compiled(caplog: pytest.L
     own, compiled = (stepped(halved, state, way, torch.float32) for way in ("eager", "eager-kernel"))
     torch.testing.assert_close(compiled, own)
     assert "'count' of its state changes its dtype from step to step" in caplog.text
-
-
-def decayed(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """Weight decay as older optimizers write it: into the gradient."""
-    parameter.grad.add_(parameter, alpha=0.1)  # type: ignore[union-attr]
-    state["mean"].mul_(0.9).add_(parameter.grad)
-    parameter.sub_(state["mean"], alpha=rate)
-
-
-def kept_in_the_gradient(parameter: nn.Parameter, state: State, rate: float) -> None:
-    """The gradient's memory holds the momentum, to which the next backward adds."""
-    parameter.sub_(parameter.grad, alpha=rate)
-    parameter.grad.mul_(0.9)  # type: ignore[union-attr]
-
-
-def exchanged(parameter: nn.Parameter, state: State, rate: float) -> None:
-    last = state["mean"].clone()
-    state["mean"].copy_(parameter.grad)
-    torch._foreach_copy_([parameter.grad], [last])  # type: ignore[list-item]
-    parameter.sub_(state["mean"], alpha=rate)
-
-
-@pytest.mark.parametrize("skip", exhaustive([None, "host", "device"], always=["device"]))
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("body", [decayed, kept_in_the_gradient, exchanged], ids=lambda body: body.__name__)
-def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> None:
-    """Also of a parameter whose elements are in another order than the gradient's. A scaler's are unscaled."""
-
-    def run(compiled: bool) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        shapes = ((5,), (2, 3, 2, 2), ())
-        parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-        parameters[1].data = parameters[1].data.to(memory_format=torch.channels_last)
-        optimizer = Written(parameters, body, lambda p: {"mean": torch.zeros_like(p)})
-        scaler: Any = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=skip is not None)
-        if compiled:
-            chosen = "aot_eager" if lowering == "aot_eager" else "inductor"
-            fxamp.compile_optimizer(optimizer, lowering=chosen)
-            if skip is not None:
-                scaler = fxamp.GradScaler("cpu", init_scale=4.0, skip=skip, step_lowering=chosen)
-        with forced(Implementation.INTERPRETER) if compiled and lowering == "interpreter" else nullcontext():
-            for factor in (1.0, 2.0, 0.5):
-                for parameter in parameters:
-                    own = torch.randn(parameter.shape, generator=generator) * factor * scaler.get_scale()
-                    parameter.grad = own if parameter.grad is None else parameter.grad.add_(own)
-                scaler.scale(torch.zeros(()))
-                scaler.step(optimizer)
-                scaler.update()
-        return [*(p.detach() for p in parameters), *(p.grad for p in parameters if p.grad is not None)]
-
-    torch.testing.assert_close(run(True), run(False))
 
 
 class OnLists(torch.optim.Optimizer):
