@@ -33,12 +33,6 @@ class Alike:
     count: int
     parts: tuple["Entry | Alike", ...]
 
-    @property
-    def pattern(self) -> str:
-        """Return the path of any of the blocks, as a glob: ``"h.*"``."""
-        ends = zip(self.first.split("."), self.last.split("."), strict=True)
-        return ".".join(one if one == other else "*" for one, other in ends)
-
     def entries(self) -> Iterator[tuple[Entry, int]]:
         """Yield the nodes of the first block, each with the number of its equals in all blocks."""
         for part, times in repeated(self.parts):
