@@ -11,4 +11,5 @@
 
 from fxamp.optim.bound_step import BoundStep, Factors, has_pre_hooks, own_step, run_pre_hooks
 from fxamp.optim.compiled_optimizer import CompiledOptimizer
+from fxamp.optim.precision.state_dicts import packed_state_dict
 from fxamp.optim.programs.lowering import StepOptions

@@ -130,6 +130,12 @@ def unpacked(value: Any) -> Any:
     return part.unpacked() if part is value else joined(part.unpacked(), value)
 
 
+def packed_copy(value: Tensor) -> Tensor:
+    """Return a copy of a packed tensor or DTensor, packed alike."""
+    part: Tensor = local(value)
+    return part.clone() if part is value else joined(part.clone(), value)
+
+
 def in_memory_order(tensor: Tensor) -> Tensor:
     """Return a one-dimensional view of a dense tensor, in the order of memory; a 0-dim tensor unchanged."""
     tensor = tensor.detach()

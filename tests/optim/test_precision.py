@@ -1,6 +1,7 @@
 """A policy's ``[optimizer]``: state in fewer bits, rounded as asked, saved and loaded as ordinary state."""
 
 import copy
+import io
 import logging
 import random
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
 from fxamp.kernels import Implementation, forced
-from fxamp.optim import CompiledOptimizer
+from fxamp.optim import CompiledOptimizer, packed_state_dict
 from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
 from fxamp.optim.kernels.step_triton import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.packed_tensor import PackedTensor
@@ -209,20 +210,26 @@ def test_a_thousand_overflows_change_no_bit(table: str) -> None:
 
 def test_saved_state_is_ordinary_and_loads_either_way() -> None:
     ours = step(packing(TABLES["8bit"]), 0, 1)
-    saved = ours.state_dict()
+    saved, packed = ours.state_dict(), packed_state_dict(ours)
     assert all(type(v) is Tensor for entry in saved["state"].values() for v in entry.values())
+    assert type(packed["state"][0]["exp_avg"]) is PackedTensor
+    stream = io.BytesIO()
+    torch.save(packed, stream)
+    stream.seek(0)
+    packed = torch.load(stream, weights_only=False)
     packed_count = sum(isinstance(value, PackedTensor) for value in states(ours))
-    fresh = packing(TABLES["8bit"])
-    fresh.load_state_dict(copy.deepcopy(saved))
-    for parameter, value in zip(parameters(fresh), parameters(ours), strict=True):
-        parameter.data.copy_(value)
-    step(fresh, 5)
-    assert sum(isinstance(value, PackedTensor) for value in states(fresh)) == packed_count
-    plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
-    plain.load_state_dict(copy.deepcopy(saved))
-    step(plain, 5)
-    for a, b in zip(parameters(fresh), parameters(plain), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for source in (copy.deepcopy(saved), packed):
+        fresh = packing(TABLES["8bit"])
+        fresh.load_state_dict(source)
+        for parameter, value in zip(parameters(fresh), parameters(ours), strict=True):
+            parameter.data.copy_(value)
+        step(fresh, 5)
+        assert sum(isinstance(value, PackedTensor) for value in states(fresh)) == packed_count
+        plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
+        plain.load_state_dict(copy.deepcopy(saved))
+        step(plain, 5)
+        for a, b in zip(parameters(fresh), parameters(plain), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_random_bits_come_from_the_seed_and_the_step_alone() -> None:

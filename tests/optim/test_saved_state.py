@@ -2,6 +2,7 @@
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.optim import CompiledOptimizer
+from fxamp.optim import CompiledOptimizer, packed_state_dict
+from fxamp.optim.packed_tensor import is_packed
 from fxamp.optim.tracing.stand_ins import plain_step
 from fxamp.policy import Policy
 
@@ -127,14 +129,17 @@ def packing(make: str, table: str) -> torch.optim.Optimizer:
 
 def bits(saved: dict[str, Any]) -> list[Tensor]:
     values = [value for entry in saved["state"].values() for value in entry.values()]
-    return [torch.as_tensor(value) for value in values]
+    return [value.unpacked() if is_packed(value) else torch.as_tensor(value) for value in values]
 
 
+@pytest.mark.parametrize("save", [torch.optim.Optimizer.state_dict, packed_state_dict])
 @each_once("table, make", PACKED, ADAMS)
-def test_what_is_saved_of_packed_state_is_of_one_moment(table: str, make: str) -> None:
+def test_what_is_saved_of_packed_state_is_of_one_moment(
+    table: str, make: str, save: Callable[[torch.optim.Optimizer], dict[str, Any]]
+) -> None:
     """It equals a copy that is made at once, also after steps and writes to the optimizer's state."""
     optimizer = packing(make, table)
-    saved = optimizer.state_dict()
+    saved = save(optimizer)
     at_once = [value.clone() for value in bits(saved)]
     steps(optimizer, 4)
     for entry in optimizer.state.values():

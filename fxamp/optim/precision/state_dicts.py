@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fxamp.optim.packed_tensor import unpacked
+from fxamp.optim.packed_tensor import is_packed, packed_copy, unpacked
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.passes.step.pack_state import COUNT
 
 
@@ -47,3 +49,20 @@ def _copied(value: Any) -> Any:
 def _counts_on_device(group: Mapping[str, Any]) -> bool:
     """Whether torch keeps ``step`` on the device of a parameter with these settings, and not on the CPU."""
     return bool(group.get("capturable") or group.get("fused"))
+
+
+def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """``optimizer.state_dict()`` with the state as it is stored, packed if the policy says so.
+
+    All of it is a copy, which later steps do not change. It holds ``PackedTensor``: only a program that has fxamp can
+    load it, into an optimizer compiled with any policy, or none.
+    """
+    saved = optimizer.state_dict()
+    parameters = optimized_parameters(optimizer)
+    places = [at for packed in saved["param_groups"] for at in packed["params"]]
+    stored = {at: optimizer.state.get(parameter, {}) for at, parameter in zip(places, parameters, strict=True)}
+    state = {
+        at: {**entry, **{n: packed_copy(v) for n, v in stored.get(at, {}).items() if n in entry and is_packed(v)}}
+        for at, entry in saved["state"].items()
+    }
+    return {**saved, "state": state}
