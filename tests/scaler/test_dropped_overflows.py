@@ -170,7 +170,7 @@ finishes = st.tuples(st.just("finish"), st.sampled_from([("net", "maker"), ("low
 
 
 @pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
-@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.one_of(backwards, backwards, drops, drops, finishes), min_size=4, max_size=14), st.booleans())
 @example([("backward", True, True), ("drop", "net"), ("backward", False, False)], True)
 def test_any_order_of_backwards_and_drops_is_torchs(
