@@ -411,10 +411,10 @@ class GradScaler(torch.amp.GradScaler):
     def _record(self, optimizer: torch.optim.Optimizer, call: str) -> OptimizerRecord:
         """Return the optimizer's record, if ``call`` may come now; see :meth:`OptimizerRecord.require`."""
         self._check_scale_growth_tracker(call)
-        if self.graphs.attached:
+        record = self._per_optimizer_states[id(optimizer)]
+        if self.graphs.attached and record.stage is OptState.READY:
             require_unscaled_shards(optimizer)
         self.used = True
-        record = self._per_optimizer_states[id(optimizer)]
         record.require(call)
         return record
 
