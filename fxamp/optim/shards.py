@@ -22,6 +22,11 @@ def all_plain(tensors: Iterable[Tensor]) -> bool:
     return _PLAIN.issuperset(map(type, tensors))
 
 
+def is_stored(value: Any) -> bool:
+    """Whether it is a plain dense tensor with memory of its own, which wrappers and tensors on meta do not have."""
+    return type(value) in _PLAIN and value.layout is torch.strided and not value.is_meta
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether it is a DTensor; tests attributes, because a torch built without distributed has no such class."""
     return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor") and hasattr(tensor, "placements")

@@ -59,30 +59,62 @@ def test_a_parameter_that_is_twice_in_the_groups_is_stepped_twice(make: str, pla
 
 SHARERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], tuple[int, ...]]] = {
     "one program": (lambda own: torch.optim.Muon(own, lr=0.1), (4, 3)),
-    "no dimension": (lambda own: torch.optim.SGD(own, lr=0.1, foreach=False), ()),
-    "one kernel": (lambda own: torch.optim.SGD(own, lr=0.1, foreach=False), (4, 3)),
+    "no dimension": (lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, foreach=False), ()),
+    "one kernel": (lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9, foreach=False), (4, 3)),
 }
 
 
-@pytest.mark.parametrize("name", SHARERS)
-def test_parameters_that_share_memory_are_not_stepped_at_once(name: str) -> None:
-    """A program that reads both before it writes loses one of the updates."""
+#: What begins to share memory, and when.
+SHARED: dict[str, Callable[[list[nn.Parameter], torch.optim.Optimizer, int], None]] = {
+    "parameters": lambda own, optimizer, step: share(own[2], own[0]) if step == 0 else None,
+    "parameters, later": lambda own, optimizer, step: share(own[2], own[0]) if step == 3 else None,
+    "states": lambda own, optimizer, step: share_state(optimizer, own[2], own[0]) if step == 1 else None,
+    "states, later": lambda own, optimizer, step: share_state(optimizer, own[2], own[0]) if step == 3 else None,
+    "a parameter and its state": lambda own, optimizer, step: keep_itself(optimizer, own[2]) if step == 1 else None,
+    "states of the same data, later": lambda own, optimizer, step: share_data(optimizer, own) if step == 3 else None,
+}
+
+
+def share(one: Tensor, other: Tensor) -> None:
+    one.data = other.data
+
+
+def share_state(optimizer: torch.optim.Optimizer, one: Tensor, other: Tensor) -> None:
+    optimizer.state[one].update(optimizer.state[other])
+
+
+def keep_itself(optimizer: torch.optim.Optimizer, own: Tensor) -> None:
+    """As a float32 copy of the parameter does, which is none: ``parameter.float()``."""
+    optimizer.state[own]["momentum_buffer"] = own.detach()
+
+
+def share_data(optimizer: torch.optim.Optimizer, own: list[nn.Parameter]) -> None:
+    first, last = (optimizer.state[parameter] for parameter in (own[0], own[2]))
+    for name, value in first.items():
+        if isinstance(value, Tensor):
+            last[name].data = value.data
+
+
+@each_once("name, when", SHARERS, SHARED)
+def test_parameters_that_share_memory_are_not_stepped_at_once(name: str, when: str) -> None:
+    """A program that reads both before it writes loses one of the updates, also if they share it since a later step."""
     make, shape = SHARERS[name]
     kernel, results = name == "one kernel", []
     for compiled in (False, True):
         generator = torch.Generator().manual_seed(0)
         own = [nn.Parameter(torch.randn(shape, generator=generator)) for _ in range(3)]
-        own[2].data = own[0].data
         optimizer = make(own)
         if compiled:
             fxamp.compile_optimizer(optimizer, lowering="inductor" if kernel else "aot_eager")
         with forced(Implementation.INTERPRETER) if kernel else nullcontext():
-            for _ in range(3):
+            for step in range(6):
+                SHARED[when](own, optimizer, step)
                 for parameter in own:
                     parameter.grad = torch.randn(shape, generator=generator)
                 optimizer.step()
         if compiled:
             assert any("share memory" in reason for reason in CompiledOptimizer.of(optimizer).reasons)
+            assert (CompiledOptimizer.of(optimizer).compilations > 0) == ("later" in when)
         results.append([parameter.detach() for parameter in own])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)

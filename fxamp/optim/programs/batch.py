@@ -6,7 +6,7 @@ them, because a torch call for each would cost as much as the calls of the progr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -71,17 +71,14 @@ class Batch:
     kind: int
     members: tuple[int, ...]
     columns: tuple[_Column, ...]
-    _apart: list[bytes] = field(default_factory=list)  # the addresses that were last found not to overlap
 
     def step(self, compiled: Callable[..., Any], columns: Columns, others: Sequence[Any]) -> bool:
-        """Step, unless a 0-dim tensor differs between the parameters or two share memory; return whether it did.
+        """Step, unless a 0-dim tensor differs between the parameters; return whether it did.
 
         ``others``: the numbers, factors and flag that ``compiled`` takes after a parameter's tensors.
         """
         copy, own, inputs = _copy(), itemgetter(*self.members), []
         addresses = [np.fromiter(map(Tensor.data_ptr, own(column)), np.int64) for column in columns]
-        if self._share_memory(addresses):
-            return False
         tables = list(map(torch.from_numpy, addresses))
         for column, table in zip(self.columns, tables, strict=True):
             flat = torch.empty(column.size, dtype=column.dtype, device="cpu")
@@ -97,19 +94,6 @@ class Batch:
             own_values = flat.expand(column.size).contiguous() if column.scalar else flat
             copy(tables[at], column.bytes, own_values, len(self.members), 1)
         return True
-
-    def _share_memory(self, addresses: Sequence["np.ndarray[Any, Any]"]) -> bool:
-        """Whether tensors that the program writes overlap; such parameters must step one after another."""
-        written = [at for at, column in enumerate(self.columns) if column.written]
-        starts = np.concatenate([addresses[at] for at in written])
-        looked_at = [starts.tobytes()]
-        if looked_at == self._apart:
-            return False
-        ends = starts + np.concatenate([self.columns[at].bytes.numpy() for at in written])
-        order = starts.argsort()
-        overlap = bool((ends[order][:-1] > starts[order][1:]).any())
-        self._apart[:] = [] if overlap else looked_at
-        return overlap
 
 
 def batches(kinds: Sequence[int], columns: Columns, written: Sequence[bool]) -> Iterator[Batch]:

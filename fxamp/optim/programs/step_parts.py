@@ -151,8 +151,6 @@ def _parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOption
         raise NotCompilableError(f"some parameters are shards, on which only an elementwise step is right: {why}")
     if rest:
         own = layout.only(rest)
-        if own.sharing:
-            raise NotCompilableError("some of its parameters share memory, and one program would step them at once")
         index = {id(tensor): place for place, tensor in enumerate(layout.tensors())}
         traced = best_trace(optimizer, own, options)
         places = [index[id(t)] for t in own.tensors()]
@@ -179,8 +177,6 @@ def _program_alone(
 def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
     members = [at for use in uses for at in use.kind.members]
-    if generates(layout.parameters[members[0]].device) and layout.only(members).sharing:
-        raise NotCompilableError("parameters that share memory cannot be stepped by one kernel")
     step = lower_kinds(uses, options, places, tensors)
     for use in uses:
         step.require_inputs([tensors[place] for place in places[use.kind.members[0]]])

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting_fingerprint, tensor_properties
 from fxamp.optim.reading.reachable import require_no_identities
-from fxamp.optim.shards import WHOLE, is_dtensor, joined, laid_out_alike, local, settle_gradient, spread_of
+from fxamp.optim.shards import WHOLE, is_dtensor, is_stored, joined, laid_out_alike, local, settle_gradient, spread_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,17 +97,12 @@ class Layout:
     def _positions(self) -> dict[int, int]:
         return {id(parameter): at for at, parameter in enumerate(self.parameters)}
 
-    @cached_property
-    def sharing(self) -> frozenset[int]:
-        """The positions of the parameters with a gradient whose memory overlaps that of another one."""
-        active = [at for at, gradient in enumerate(self.gradients) if gradient is not None]
-        own = sorted((*_memory(self.parameters[at]), at) for at in active if self.parameters[at].numel())
-        found, last = set[int](), (0, 0)  # the end of the memory so far, and the position of its parameter
-        for start, end, at in own:
-            if start < last[0]:
-                found |= {at, last[1]}
-            last = max(last, (end, at))
-        return frozenset(found)
+    def written(self) -> list[Tensor]:
+        """Return the parameters that have a gradient, and the tensors of their states and of the optimizer's own."""
+        parameters = [own for own, gradient in zip(self.parameters, self.gradients, strict=True) if gradient is not None]
+        idle = {id(own) for own in self.parameters} - set(map(id, parameters))
+        entries = [entry for owner, entry in self.state.items() if id(owner) not in idle]
+        return [*parameters, *(value for entry in entries for value in entry.values() if isinstance(value, Tensor))]
 
     def active(self) -> list[Tensor]:
         """Return the gradients that are not None."""
@@ -172,7 +167,6 @@ class Layout:
         return (
             tuple(tensor_properties(parameter) for parameter in self.parameters),
             tuple(owner.requires_grad for owner in self.owners),
-            self.sharing,
             tuple(None if gradient is None else tensor_properties(gradient) for gradient in self.gradients),
             tuple(
                 tuple((name, setting_fingerprint(value)) for name, value in group.items()) for group in self.settings
@@ -189,7 +183,8 @@ def read_layout(optimizer: torch.optim.Optimizer, counted: frozenset[str] = froz
 
     Raises:
         NotCompilableError: something that a compiled step does not support: sparse gradients, tensor subclasses,
-            several devices, state that is not a dict of tensors and constants, a parameter that is there twice.
+            several devices, state that is not a dict of tensors and constants, a parameter that is there twice, memory
+            that two tensors share which a step may write to.
     """
     owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     settings = settings_of(optimizer, counted)
@@ -209,7 +204,10 @@ def read_layout(optimizer: torch.optim.Optimizer, counted: frozenset[str] = froz
     _require_held(own, owners)
     for held in (own, *settings):
         require_no_identities(held, owners)
-    return Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes, counted)
+    layout = Layout([*map(local, owners)], gradients, settings, state, own, sizes, owners, wholes, counted)
+    if _share_memory(layout.written()):
+        raise NotCompilableError("some of its parameters, or tensors of their states, share memory")
+    return layout
 
 
 def gradients_of(owners: Sequence[Tensor]) -> list[Tensor | None]:
@@ -279,6 +277,12 @@ def with_values(
         return value
 
     return [{name: replaced(value) for name, value in group.items()} for group in settings]
+
+
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether the memory of two of the tensors overlaps, from the first to the last element of each."""
+    spans = sorted(_memory(tensor) for tensor in tensors if is_stored(tensor) and tensor.numel())
+    return any(end > start for (_, end), (start, _) in pairwise(spans))
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
 from fxamp.optim.reading.layout import gradients_of, setting_as_read
-from fxamp.optim.shards import all_plain, local
+from fxamp.optim.shards import all_plain, is_stored, local
 from fxamp.torch_private import comparison_with
 
 _grad, _packed_parts = attrgetter("grad"), attrgetter("parts")
@@ -26,8 +26,8 @@ _grad, _packed_parts = attrgetter("grad"), attrgetter("parts")
 class Snapshot:
     """An optimizer at one moment. Two equal snapshots mean two layouts with equal :meth:`Layout.key`.
 
-    Parameters and state are compared by identity and by what ``tensor.data = ...`` can change; gradients by what a
-    compiled step assumes of them, because most loops make new ones for each step.
+    Parameters and state are compared by identity and by what ``tensor.data = ...`` can change, their addresses among
+    it; gradients by what a compiled step assumes of them, because most loops make new ones for each step.
 
     Attributes:
         gradients: one for each parameter, None if it has none; of DTensors this rank's part.
@@ -88,6 +88,9 @@ class Snapshot:
         print_ = self._fingerprint()
         same_parts, same_gradients = comparison_with(self._parts), comparison_with(self.active)
         same_state = _comparison_with_itself(self._state)
+        # One that has moved may share memory with another one now. Those inside wrappers do not move.
+        stored = [value for value in self._state if is_stored(value)]
+        places = [*map(Tensor.data_ptr, self._parts), *map(Tensor.data_ptr, stored)]
 
         def likeness(now: "Snapshot") -> Likeness:
             if not (
@@ -99,6 +102,7 @@ class Snapshot:
                 and same_parts(*now._parts)
                 and same_gradients(*now.active)
                 and same_state()
+                and [*map(Tensor.data_ptr, now._parts), *map(Tensor.data_ptr, stored)] == places
             ):
                 return Likeness.OTHER
             if settings is not None and not now._attributes and all(map(_same, now.settings, settings)):
