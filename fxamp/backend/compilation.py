@@ -14,6 +14,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.participants import participants_of
 from fxamp.backend.policy_choice import choose_policy, guard_policy
 from fxamp.capture import capture
+from fxamp.capture.autocast_setters import leaving, setters_as_regions
 from fxamp.capture.autocast_state import ambient_autocast
 from fxamp.graph import strip_values
 from fxamp.passes.base import CastContext
@@ -41,11 +42,12 @@ class GraphCompilation:
         Traces nothing, except for a policy that is used only if it pays, which depends on its casts.
         """
         self._gm, self._inputs, self._options, self._ended = gm, inputs, options, why_ended(gm)
+        self._left = setters_as_regions(gm)
         self._observer = GraphObserver(options.dump, self._ended)
         self._choice = choose_policy(options, inputs, gm)
         if self._choice.if_it_pays:
             self._choice = self._choice.settled(products(self._cast))
-        guard_policy(options, self._choice, inputs)
+        guard_policy(options, self._choice, inputs, self._left)
         if options.scaler is None:
             warn_unscaled(self._choice.policy, options.policy != "auto", inputs)
         self._participants = participants_of(self._choice.policy, options, self._observer, gm, self._ended)
@@ -53,7 +55,7 @@ class GraphCompilation:
     def compile(self) -> Callable[..., Any]:
         """Return the callable for the program."""
         module, record = self._rewritten()
-        compiled = lower_graph(module, self._inputs, self._participants)
+        compiled = leaving(lower_graph(module, self._inputs, self._participants), self._left)
         record = replace(record, kept=self._participants.kept, found=self._participants.found)
         sources = [source_text(node) for node in self._gm.graph.find_nodes(op="placeholder")]
         return remember(record, self._choice.under_autocast).noting(compiled, self._inputs, sources)

@@ -7,7 +7,7 @@ policy, or if a relative path names another file because the working directory h
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -205,12 +205,13 @@ def device_of(inputs: Sequence[Any]) -> torch.device | None:
     return min(devices, key=lambda device: (device.type == "cpu", device.type, device.index or 0), default=None)
 
 
-def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any]) -> None:
+def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any], left: Collection[str] = ()) -> None:
     """Guard the graph being compiled for ``inputs`` against a change of its policy.
 
-    Does nothing outside torch.compile.
+    Does nothing outside torch.compile. ``left``: the devices for which the graph leaves autocast's state changed, which
+    Dynamo has already changed when it first asks the guards.
     """
-    for unchanged in _changes_seen(options, choice, device_of(inputs)):
+    for unchanged in _changes_seen(options, choice, device_of(inputs), left):
         guard_current_graph(_UNCHANGED, unchanged)
     if choice is IN_BACKWARD:
         guard_current_graph(_IN_BACKWARD, lambda: running_backward() != -1)
@@ -218,12 +219,14 @@ def guard_policy(options: Options, choice: ChosenPolicy, inputs: Sequence[Any]) 
         guard_current_graph(_SURROUNDINGS, lambda: Surroundings.now() == choice.surroundings)
 
 
-def _changes_seen(options: Options, choice: ChosenPolicy, device: torch.device | None) -> Iterator[Callable[[], bool]]:
+def _changes_seen(
+    options: Options, choice: ChosenPolicy, device: torch.device | None, left: Collection[str]
+) -> Iterator[Callable[[], bool]]:
     """Yield cheap tests; if all hold, reading the policy again would give the same one."""
     variable, path = os.environ.get("FXAMP_POLICY"), options.policy
     if options.by_environment:
         yield lambda: os.environ.get("FXAMP_POLICY") == variable
-    if choice.only_regions is not None and device is not None:
+    if choice.only_regions is not None and device is not None and device.type not in left:
         kind = device.type
         yield lambda: torch.get_autocast_dtype(kind) == choice.only_regions  # that of regions that name none
     read, device = (choice.elsewhere, None) if choice.policy is None else (choice.policy, device)

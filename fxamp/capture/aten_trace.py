@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_setters import with_regions
 from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_states, in_autocast_states
 from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
@@ -49,7 +50,7 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
     """
     _move_placeholders_ahead(gm.graph)
     trace = make_fx(
-        lambda *args: _AtenTrace(inline_regions(gm), mode).run(*args, enable_io_processing=False),
+        lambda *args: _AtenTrace(with_regions(inline_regions(gm)), mode).run(*args, enable_io_processing=False),
         tracing_mode="fake",
         pre_dispatch=True,
         allow_non_fake_inputs=True,

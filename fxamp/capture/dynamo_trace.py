@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
+from fxamp.capture.autocast_state import autocast_states, in_autocast_states
 from fxamp.capture.shared_state import read_state, share_state, state_of
 from fxamp.errors import CaptureError
 from fxamp.torch_private import lost_changes, raising_lost_changes, returning_nothing
@@ -123,7 +124,9 @@ def trace(source: Callable[..., Any] | GraphModule | ExportedProgram, inputs: Se
         )
     inputs = _distinct(inputs, held)
     try:
-        with torch._dynamo.config.patch(_CONSTANTS), returning_nothing(), raising_lost_changes():
+        # Dynamo leaves autocast in the state that the program sets.
+        own_states = in_autocast_states(autocast_states())
+        with torch._dynamo.config.patch(_CONSTANTS), returning_nothing(), raising_lost_changes(), own_states:
             module = dynamo_graph_capture_for_export(call)(*inputs)
     except Exception as error:
         name = getattr(call, "__name__", type(call).__name__)

@@ -5,12 +5,15 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import each_once
+from support.machines.lacks import needs_setters_of_autocast
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fxamp
-from fxamp.capture.autocast_state import autocast_depth
+from fxamp.capture.autocast_state import autocast_depth, autocast_state
+from fxamp.errors import CaptureError
 
 
 def product_in_float32(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -131,6 +134,93 @@ def test_an_autocast_around_the_call_says_whether_a_weight_is_cast_once(
             result = call(leaf(16, 16), w)
         gradients.append(torch.autograd.grad(result.float().square().sum(), w)[0])
     assert torch.equal(*gradients)
+
+
+def switched_off(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    before = torch.is_autocast_enabled("cpu")
+    torch.set_autocast_enabled("cpu", False)
+    exact = x @ w
+    torch.set_autocast_enabled("cpu", before)
+    return exact, x @ w
+
+
+def another_dtype(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    torch.set_autocast_dtype("cpu", torch.float16)
+    half = x @ w
+    torch.set_autocast_dtype("cpu", torch.bfloat16)
+    return half, x @ w
+
+
+def inside_regions(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    with torch.autocast("cpu", torch.float16):
+        first = x @ w
+        torch.set_autocast_enabled("cpu", False)
+        second = x @ w
+        with torch.autocast("cpu", torch.bfloat16):
+            third = x @ w
+            torch.set_autocast_dtype("cpu", torch.float16)
+            fourth = x @ w
+        fifth = x @ w
+    return first, second, third, fourth, fifth, x @ w
+
+
+def left_to_the_next_graph(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    first = x @ w
+    torch.set_autocast_enabled("cpu", False)
+    second = x @ w
+    torch._dynamo.graph_break()
+    third = x @ w
+    torch.set_autocast_enabled("cpu", True)
+    return first, second, third, x @ w
+
+
+def switched_on(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_autocast_enabled("cpu", True)
+    half = x @ w
+    torch.set_autocast_enabled("cpu", False)
+    return half, x @ w
+
+
+SETTERS = [
+    *(switched_off, another_dtype, left_to_the_next_graph, switched_on),
+    pytest.param(inside_regions, marks=needs_setters_of_autocast),
+]
+
+
+@each_once("program, lowering", SETTERS, ["eager", "aot_eager"])
+def test_a_program_may_set_autocast_s_state(program: Any, lowering: str) -> None:
+    """AOTAutograd alone refuses such a graph, or reads the state when it traces."""
+    results = []
+    for run in (program, compile_with(program, lowering, policy="auto")):
+        x, w = leaf(4, 8), leaf(8, 8)
+        with autocast_state("cpu", program is not switched_on, torch.bfloat16):  # what a program leaves is restored
+            values = run(x, w)
+        sum(value.double().square().sum() for value in values).backward()
+        results.append([*values, x.grad, w.grad])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype is theirs.dtype
+        assert torch.equal(ours, theirs)
+
+
+@needs_setters_of_autocast
+def test_a_graph_that_leaves_autocast_s_state_changed_cannot_be_rewritten() -> None:
+    kept = fxamp.rewrite(switched_off, (torch.ones(4, 8), torch.ones(8, 8)), policy="cpu-bfloat16")
+    assert [value.dtype for value in kept(torch.ones(4, 8), torch.ones(8, 8))] == [torch.float32, torch.bfloat16]
+
+    def program(x: Tensor) -> Tensor:
+        torch.set_autocast_dtype("cpu", torch.float16)
+        return x @ x
+
+    with pytest.raises(CaptureError, match=r"autocast.* state changed"):
+        fxamp.rewrite(program, (torch.ones(4, 4),), policy="cpu-bfloat16")
+    assert torch.get_autocast_dtype("cpu") is torch.bfloat16
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.set_autocast_dtype, ("cpu", torch.float16))
+    graph.output((graph.call_function(torch.mm, (x, x)),))
+    with pytest.raises(CaptureError, match=r"set and not set back.*accepted: with torch.autocast"):
+        fxamp.rewrite(torch.fx.GraphModule({}, graph), (torch.ones(4, 4),), policy="cpu-bfloat16")
 
 
 @pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])

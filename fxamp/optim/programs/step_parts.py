@@ -17,7 +17,7 @@ from fxamp.optim.grouping.shared_programs import ProgramUse, group_by_program
 from fxamp.optim.precision.never_negative import never_negative
 from fxamp.optim.precision.state_precision import packed_state, pass_for, require_names
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
-from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, generates, lower_step, must_lift
+from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout
 from fxamp.optim.tracing.stand_ins import Counts
 from fxamp.optim.tracing.trace import (
@@ -176,7 +176,6 @@ def _program_alone(
 
 def _kind_step(layout: Layout, uses: Sequence[ProgramUse], options: StepOptions) -> KindStep:
     places, tensors = layout.places(), layout.tensors()
-    members = [at for use in uses for at in use.kind.members]
     step = lower_kinds(uses, options, places, tensors)
     for use in uses:
         step.require_inputs([tensors[place] for place in places[use.kind.members[0]]])

@@ -99,7 +99,9 @@ class Layout:
 
     def written(self) -> list[Tensor]:
         """Return the parameters that have a gradient, and the tensors of their states and of the optimizer's own."""
-        parameters = [own for own, gradient in zip(self.parameters, self.gradients, strict=True) if gradient is not None]
+        parameters = [
+            own for own, gradient in zip(self.parameters, self.gradients, strict=True) if gradient is not None
+        ]
         idle = {id(own) for own in self.parameters} - set(map(id, parameters))
         entries = [entry for owner, entry in self.state.items() if id(owner) not in idle]
         return [*parameters, *(value for entry in entries for value in entry.values() if isinstance(value, Tensor))]

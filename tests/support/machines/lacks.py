@@ -70,6 +70,9 @@ needs_writing_loops = pytest.mark.skipif(_BEFORE_2_13, reason="this torch refuse
 needs_writes_in_functions = pytest.mark.skipif(
     _BEFORE_2_12, reason="torch.compile of this torch loses the gradient of a Function that writes to its result"
 )
+needs_setters_of_autocast = pytest.mark.skipif(
+    _BEFORE_2_12, reason="Dynamo of this torch does not trace torch.set_autocast_enabled"
+)
 needs_results_alone = pytest.mark.skipif(
     _BEFORE_2_12, reason="Dynamo of this torch makes values inside of a Function its results"
 )
