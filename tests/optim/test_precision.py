@@ -113,13 +113,34 @@ def _arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: optimizer.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}
 
 
-def test_second_moments_have_no_sign_and_small_bytes() -> None:
-    optimizer = step(packing(TABLES["8bit"]), 0, 1)
+@pytest.mark.parametrize(("name", "first"), [("8bit", "s3m4"), ("float8", "e4m3fn")])
+def test_second_moments_have_no_sign_and_small_bytes(name: str, first: str) -> None:
+    optimizer = step(packing(TABLES[name]), 0, 1)
     entry = optimizer.state[parameters(optimizer)[0]]
-    assert (entry["exp_avg"].form, entry["exp_avg_sq"].form) == ("s3m4", "u5m3")
+    assert (entry["exp_avg"].form, entry["exp_avg_sq"].form) == (first, "u5m3")
     count = parameters(optimizer)[0].numel()
     assert sum(part.nbytes for part in entry["exp_avg"].parts) == count + 2 * -(-count // 256)
     assert type(entry["step"]) is Tensor
+
+
+@each_once("name, make", ["8bit", "float8"], ["AdamW", "NAdam", "RMSprop"])
+def test_a_second_moment_does_not_become_zero_before_the_first_one(name: str, make: str) -> None:
+    """Elements with rare gradients beside others: a step that divides by the root of 0 throws the parameter away."""
+    arguments: dict[str, Any] = {"centered": True} if make == "RMSprop" else {}
+    largest = []
+    for table in (TABLES[name], None):
+        own = nn.Parameter(torch.zeros(256))
+        optimizer = getattr(torch.optim, make)([own], lr=1e-3, foreach=False, **arguments)
+        fxamp.compile_optimizer(optimizer, None if table is None else policy(table), lowering="aot_eager")
+        moved = []
+        for at in range(20):
+            before = own.detach().clone()
+            often = torch.arange(256) % 16 > 0
+            own.grad = torch.linspace(0.1, 2, 256) * (often | (at % 16 == 1)) * torch.where(often, 1.0, 1e-3)
+            optimizer.step()
+            moved.append((own.detach() - before).abs().max())
+        largest.append(torch.stack(moved).max())
+    assert largest[0] < 2 * largest[1]
 
 
 @pytest.mark.parametrize(

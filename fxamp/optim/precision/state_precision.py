@@ -72,6 +72,12 @@ def _is_packable(value: Any, stored: str) -> bool:
     return value.dtype is torch.float32 or (value.dtype in NARROW and NARROW[value.dtype] != stored)
 
 
+#: For each word of the table the form of a state that may be negative, and of one that may not. The step divides by the
+#: root of a second moment, which must not become 0 before the first one does.
+_SIGNED = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", EIGHT_BIT: "s3m4"}
+_UNSIGNED = {"bfloat16": "bfloat16", "float8_e4m3fn": "u5m3", EIGHT_BIT: "u5m3"}
+
+
 def packed_state(
     layout: Layout, members: Sequence[int], table: OptimizerPrecision, unsigned: Iterable[str]
 ) -> dict[Any, dict[str, Tensor]]:
@@ -87,7 +93,7 @@ def packed_state(
             continue
         # A state has one form for all parameters of a kind, because one program reads it.
         signed = name not in unsigned or any((entry[name] < 0).any() for entry in entries)
-        form = {"bfloat16": "bfloat16", "float8_e4m3fn": "e4m3fn", EIGHT_BIT: "s3m4" if signed else "u5m3"}[stored]
+        form = _SIGNED[stored] if signed else _UNSIGNED[stored]
         for at, entry in zip(members, entries, strict=True):
             packed[layout.parameters[at]][name] = PackedTensor.of(entry[name], form)
     for at, entry in zip(members, entries, strict=True):
