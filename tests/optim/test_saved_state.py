@@ -45,6 +45,20 @@ class Numbering(torch.optim.Optimizer):
                 parameter.add_(state["mean"] / (1 - state["decay"]), alpha=-group["lr"])
 
 
+class CountingInState(torch.optim.Optimizer):
+    """Counts its steps in a tensor at ``state["k"]``, which is the entry of no parameter, as madgrad's MADGRAD does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.state.setdefault("k", torch.tensor([0])).add_(1)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter].setdefault("mean", torch.zeros_like(parameter)).lerp_(parameter.grad, 0.1)
+            parameter.sub_(self.state[parameter]["mean"] / self.state["k"])
+
+
 NUMBERED: dict[str, Any] = {
     "in place": Numbering,
     "bound anew": lambda own: Numbering(own, anew=True),
@@ -169,3 +183,19 @@ def test_numbers_and_tensors_are_of_one_moment() -> None:
     at_once = copy.deepcopy(saved)
     steps(optimizer, 4)
     assert all(map(torch.equal, bits(saved), bits(at_once)))
+
+
+@pytest.mark.parametrize("save", [torch.optim.Optimizer.state_dict, packed_state_dict])
+def test_saves_entries_that_are_no_dicts(save: Callable[[torch.optim.Optimizer], dict[str, Any]]) -> None:
+    saved = []
+    for compiled in (False, True):
+        optimizer = CountingInState([nn.Parameter(torch.ones(3))])
+        if compiled:
+            fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+        steps(optimizer, 2)
+        saved.append(save(optimizer))
+        loaded = CountingInState([nn.Parameter(torch.ones(3))])
+        loaded.load_state_dict(saved[-1])
+        assert loaded.state["k"] == 2
+    assert list(saved[0]["state"]) == list(saved[1]["state"])
+    torch.testing.assert_close(saved[1]["state"], saved[0]["state"], rtol=0, atol=0)

@@ -11,26 +11,29 @@ from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.passes.step.pack_state import COUNT
 
 
-def plain_state(saved: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]) -> dict[Any, dict[str, Any]]:
+def plain_state(saved: Mapping[str, Any], numbers: Mapping[str, type[int] | type[float]]) -> dict[Any, Any]:
     """Return the state of ``saved``, a state_dict, as an eager step keeps it: no tensor packed, and numbers as numbers.
 
     If anything in it had another form, the result is a copy, which later steps do not change. Otherwise it holds the
     optimizer's own tensors, as torch's state_dict does. A step counter that moves to the CPU is not another form.
+    Entries that are not dicts, such as a tensor at ``optimizer.state["k"]``, are in the same form in both.
 
     Args:
         saved: what torch makes of the state as the compiled step stores it.
         numbers: the names of the numbers that the compiled step stores as tensors, and their types.
     """
-    state = saved["state"]
+    others = {at: entry for at, entry in saved["state"].items() if not isinstance(entry, dict)}
+    state = {at: entry for at, entry in saved["state"].items() if at not in others}
     plain = {at: {name: _plain(name, value, numbers) for name, value in entry.items()} for at, entry in state.items()}
     if any(value is not state[at][name] for at, entry in plain.items() for name, value in entry.items()):
         plain = {at: {n: _copied(v) if v is state[at][n] else v for n, v in e.items()} for at, e in plain.items()}
+        others = {at: _copied(entry) for at, entry in others.items()}
     groups = {at: group for group in saved["param_groups"] for at in group["params"]}
     for at, entry in plain.items():
         step = entry.get("step")
         if isinstance(step, Tensor) and not _counts_on_device(groups.get(at, {})):
             entry["step"] = step.cpu()
-    return plain
+    return {at: others.get(at, plain.get(at)) for at in saved["state"]}
 
 
 def _plain(name: str, value: Any, numbers: Mapping[str, type[int] | type[float]]) -> Any:
@@ -64,5 +67,6 @@ def packed_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     state = {
         at: {**entry, **{n: packed_copy(v) for n, v in stored.get(at, {}).items() if n in entry and is_packed(v)}}
         for at, entry in saved["state"].items()
+        if isinstance(entry, dict)
     }
-    return {**saved, "state": state}
+    return {**saved, "state": {**saved["state"], **state}}
