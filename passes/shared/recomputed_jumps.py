@@ -4,11 +4,13 @@ A partitioned backward repeats ops of the forward whose results it does not save
 saved value that was rounded gives about the same result. A rounding to whole numbers, a comparison, or the position of
 the largest element may give another one, which does not match what the forward computed. Comparisons in the backward's
 own formulas, such as clamp's, do not count: they err for few elements, as in eager autograd with rounded values.
+Divisions and logarithms count there too: a small value that was rounded to zero gives an infinity.
 """
 
 from collections.abc import Iterator
 from math import isinf
 from operator import getitem
+from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -40,6 +42,19 @@ _DISCRETE = _COMPARISONS | frozenset(_OTHERS.split())
 _OF_KINDS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf"})
 
 
+#: Functions that are infinite at zero; so are powers with a negative exponent.
+_INFINITE_AT_ZERO = frozenset({"log", "log10", "log2", "reciprocal", "rsqrt"})
+
+#: Functions that are infinite where their second argument is zero.
+_SECOND_ARGUMENT = frozenset({"binary_cross_entropy_backward", "div", "logit_backward"})
+
+#: Functions, and products, that are zero where an argument is; a clamp is nearly so, because it guards a division.
+_ZERO_AT_ZERO = frozenset({"abs", "clamp", "clamp_min", "mul", "neg", "sqrt", "square"})
+
+#: What a program adds to a divisor at most, so that it is not zero.
+_EPSILON = 1e-3
+
+
 def mark_jumps(forward: GraphModule, backward: GraphModule, results: int) -> None:
     """Mark the values that ``forward`` saves, after its ``results``, from which ``backward`` recomputes a jump."""
     kept = saved(forward, results)
@@ -50,21 +65,52 @@ def mark_jumps(forward: GraphModule, backward: GraphModule, results: int) -> Non
 
 
 def _jumps(place: Node) -> Iterator[Jump]:
-    """Yield the ops that jump among those that the backward recomputes from the value at ``place``."""
-    waiting, seen = [(place, True)], set[tuple[Node, bool]]()
+    """Yield the ops that jump among those that the backward computes from the value at ``place``."""
+    start = _Reached(place, itself=True, zero=True)
+    waiting, seen = [start], set[_Reached]()
     while waiting:
-        value, itself = waiting.pop()
-        if (value, itself) in seen:
+        reached = waiting.pop()
+        if reached in seen:
             continue
-        seen.add((value, itself))
-        for user in value.users:
-            unread = user.op != "call_function" or not user.users
-            if unread or in_backward(user) or _reads_no_elements(user):
+        seen.add(reached)
+        for user in reached.value.users:
+            if user.op != "call_function" or not user.users or _reads_no_elements(user):
                 continue
-            if (jump := _jump(user, itself)) is not None:
+            zero = reached.zero and _is_zero_at_zero(user, reached.value)
+            if reached.zero and _is_infinite_at_zero(user, reached.value):
+                yield Jump(_names(user)[1], at_zero=True)
+            elif in_backward(user):
+                waiting += [_Reached(user, False, zero)] if zero and _may_float(user) else []
+            elif (jump := _jump(user, reached.itself)) is not None:
                 yield jump
             elif _may_float(user):
-                waiting.append((user, itself and moves_only(user)))
+                waiting.append(_Reached(user, reached.itself and moves_only(user), zero))
+
+
+class _Reached(NamedTuple):
+    """A value that follows from the saved one. ``itself``: it is the saved one; ``zero``: it is zero where that is."""
+
+    value: Node
+    itself: bool
+    zero: bool
+
+
+def _is_infinite_at_zero(call: Node, value: Node) -> bool:
+    """Whether ``call`` is infinite, or NaN, where ``value`` is zero."""
+    name, _ = _names(call)
+    if name == "pow":
+        power = call.args[1] if call.args[0] is value else None
+        return isinstance(power, (int, float)) and power < 0
+    return name in _INFINITE_AT_ZERO or (name in _SECOND_ARGUMENT and call.args[1] is value)
+
+
+def _is_zero_at_zero(call: Node, value: Node) -> bool:
+    """Whether ``call`` is zero, or nearly zero, where ``value`` is."""
+    name, _ = _names(call)
+    if name in ("add", "pow"):
+        number = call.args[1] if call.args[0] is value else None
+        return isinstance(number, (int, float)) and number > 0 and (name == "pow" or number <= _EPSILON)
+    return name in _ZERO_AT_ZERO or moves_only(call)
 
 
 def _jump(call: Node, itself: bool) -> Jump | None:

@@ -46,7 +46,10 @@ _WITH_SIGN = frozenset({Keep.FLOAT8_E4M3FN, Keep.FLOAT8_E5M2, Keep.BFLOAT16})
 
 @dataclass(frozen=True)
 class Jump:
-    """The op of a function that is not continuous. ``at_zero``: it is, except where the saved value itself is zero."""
+    """The op of a function that is not continuous, or is infinite.
+
+    ``at_zero``: only where the saved value itself is zero.
+    """
 
     op: str
     at_zero: bool = False

@@ -48,6 +48,34 @@ SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+#: Functions of values above 0 whose gradients grow without bound as the values, or what is computed from them, shrink.
+STEEP: dict[str, Callable[[Tensor], Tensor]] = {
+    "quotient": lambda p: p.flip(0) / p,
+    "inverse": lambda p: 1.0 / p,
+    "root": torch.sqrt,
+    "inverse-root": torch.rsqrt,
+    "logarithm": torch.log,
+    "negative-power": lambda p: p**-0.5,
+    "hypotenuse": lambda p: torch.hypot(p, p.flip(0)),
+    "norm": lambda p: p.unflatten(1, (-1, 1)).norm(dim=2),
+    "quotient-with-epsilon": lambda p: p.flip(0) / (p * p + 1e-9),
+    "cross-entropy": lambda p: F.binary_cross_entropy(p / 2, torch.full_like(p, 0.5), reduction="none"),
+    "divergence": lambda p: F.kl_div(p.log(), p.flip(0), reduction="none"),
+}
+
+
+class Wide(nn.Module):
+    """A function of values between 1e-6 and 1, of which 8-bit integers round most to zero."""
+
+    def __init__(self, steep: Callable[[Tensor], Tensor], times: int = 1) -> None:
+        super().__init__()
+        self.linear, self.steep, self.times = nn.Linear(32, 64), steep, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = 10.0 ** (-6.0 * torch.sigmoid(4.0 * self.linear(x).float()))
+        return self.steep(p.repeat(self.times, 1) * 1.5).sum()
+
+
 class Positions(nn.Module):
     """A wide result from a function of positions that the model computes: recomputed, they take less memory."""
 
@@ -118,6 +146,27 @@ def test_under_inductor_what_jumps_read_is_not_rounded() -> None:
 def test_the_shipped_policies_interpolate_in_a_table(policy: str, lowering: str) -> None:
     error, _, reasons = outcome(Interpolation(), Policy.load(policy), lowering)
     assert error <= 0.02 and "may jump" in reasons
+
+
+@each_once("keep, steep", ["int8", "float8_e4m3fn"], STEEP)
+def test_what_a_backward_divides_by_is_not_rounded_to_zero(keep: str, steep: str) -> None:
+    """Other factors of these gradients are rounded by up to their size, but nothing becomes infinite."""
+    error, _, _ = outcome(Wide(STEEP[steep]), all_in(keep), "aot_eager")
+    assert error < 1.4
+
+
+@pytest.mark.exhaustive
+@pytest.mark.inductor
+@pytest.mark.parametrize("steep", STEEP)
+def test_under_inductor_what_a_backward_divides_by_is_not_rounded_to_zero(steep: str) -> None:
+    error, _, _ = outcome(Wide(STEEP[steep]), all_in("int8"), "inductor")
+    assert error < 1.4
+
+
+@pytest.mark.parametrize("steep", exhaustive(STEEP, always=["quotient"]))
+def test_the_shipped_policies_divide(steep: str) -> None:
+    error, _, _ = outcome(Wide(STEEP[steep], 128), Policy.load("cpu-bfloat16-lean"), "aot_eager")
+    assert error <= 0.1
 
 
 class Interpolation(nn.Module):
