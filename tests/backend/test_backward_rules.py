@@ -166,6 +166,7 @@ def test_a_backward_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureF
     assert messages == ["policy cpu-bfloat16: rule 'typo' (made in Python) matched no op of a backward graph"]
 
 
+@pytest.mark.exhaustive
 def test_inductor_has_the_ops_that_the_readme_names_but_the_norm_s(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,6 +111,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return on_ranks(partial(work, asked=[*dict.fromkeys(asked)]), request.param, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.exhaustive
 @each_once("kind, lowering, scaled", (*MESHES, *WHOLE), LOWERINGS, [False, True])
 def test_gradients_are_those_of_eager_autocast(
     ranks: list[dict[str, Gradients]], kind: str, lowering: str, scaled: bool

@@ -165,6 +165,7 @@ def test_a_compiled_optimizer_steps_inside_of_accelerates(way: Any, monkeypatch:
     assert ours.schedule.get_last_lr() == eager.schedule.get_last_lr()
 
 
+@pytest.mark.exhaustive
 def test_training_resumes_from_a_saved_state(tmp_path: Path) -> None:
     data = batches(loud=True)
     first = Loop(by_fxamp("fp16")).run(data)
@@ -252,6 +253,7 @@ def test_after_free_memory_it_prepares_again(dtype: str) -> None:
         assert ours.accelerator.scaler.skipped_steps == 2
 
 
+@pytest.mark.exhaustive
 def test_after_free_memory_the_scaler_is_that_of_the_new_arguments() -> None:
     ours = accelerator()
     prepare(ours, net(), policy="cpu-float16", options=LOWERING, scaler={"init_scale": 4.0})

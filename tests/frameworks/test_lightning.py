@@ -137,6 +137,7 @@ def test_training_is_that_of_lightnings_own_mixed_precision(run: tuple[str, bool
         }
 
 
+@pytest.mark.exhaustive
 def test_the_device_skips(tmp_path: Path) -> None:
     host, _ = fit(by_fxamp("16"), tmp_path, loud=True)
     precision = by_fxamp("16", skip="device", step_lowering="aot_eager")

@@ -161,6 +161,7 @@ class Counting(TrainerCallback):
         self.counts.append(self.mode.count)
 
 
+@pytest.mark.exhaustive
 def test_the_device_skips_and_the_schedule_follows(tmp_path: Path) -> None:
     counting, skip = Counting(), {"skip": "device", "step_lowering": "aot_eager"}
 
@@ -175,6 +176,7 @@ def test_the_device_skips_and_the_schedule_follows(tmp_path: Path) -> None:
         torch.testing.assert_close(value, weights(host.model)[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("restore", exhaustive([False, True], always=[True]))
 def test_training_resumes_with_its_scale(tmp_path: Path, restore: bool) -> None:
     arguments = {"loud": True, "restore_callback_states_from_checkpoint": restore}

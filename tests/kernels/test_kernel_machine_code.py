@@ -51,7 +51,7 @@ def test_after_the_head_gradients_are_read_as_wide_as_aligned_ones(
     assert code_for(arch, *pair, Access.PEELED) == code_for(arch, *pair, Access.WIDE)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", exhaustive(ARCHS, always=["sm_90", "gfx942"]))
 def test_gradients_whose_targets_are_aligned_otherwise_are_not_read_16_bytes_at_a_time(arch: str) -> None:
     assert code_for(arch, F16, F32, Access.NARROW) == MachineCode(0, 0, 0)
 

@@ -33,6 +33,7 @@ def trained(model: nn.Module, batch: Batch, lowering: str, **options: str) -> ob
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lowering", exhaustive(("eager", "aot_eager"), always=("aot_eager",)))
 @pytest.mark.parametrize("name", exhaustive(WIDE, always=SMALL[:1]))
 def test_models_of_other_libraries_raise_no_false_alarm(name: str, lowering: str) -> None:

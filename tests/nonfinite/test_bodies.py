@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
 from test_accounts import Net
@@ -58,7 +58,7 @@ def written_without_gradients(h: Tensor) -> Tensor:
     return torch.exp(h * 3).sum()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_a_part_may_be_written_to_under_no_grad(lowering: str) -> None:
     assert trained(written_without_gradients, lowering, 1.0) == []
     (found,) = trained(written_without_gradients, lowering, 20.0)
@@ -79,7 +79,7 @@ def test_such_a_part_may_be_returned_by_an_eager_graph() -> None:
     assert x.grad is not None and torch.equal(x.grad, torch.full((2, 2), 2.0))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_an_op_in_the_branch_that_ran_is_named(lowering: str) -> None:
     assert trained(branched, lowering, 1.0) == []
     (found,) = trained(branched, lowering, 20.0)
@@ -104,7 +104,7 @@ def chosen(h: Tensor) -> Tensor:
     return torch.exp(h[h.sum(1) > 0]).sum()
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_values_of_unknown_sizes_are_measured(lowering: str) -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         (found,) = trained(chosen, lowering, 20.0)
@@ -128,7 +128,7 @@ def test_batches_of_other_sizes_and_parts_between_breaks_are_measured(lowering: 
     assert made.op == "aten::exp.default" and made.source is not None and "torch.exp(h)" in made.source.code
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_targets_that_a_break_parts_from_their_where_are_no_alarm(lowering: str) -> None:
     """What has no gradient beside what has one is judged where it is read; alone it is judged as it is."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import compile_with
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -38,7 +38,7 @@ TRANSFORMED: dict[str, tuple[Callable[[Tensor], Any], str | None]] = {
 }
 
 
-@each_once("case, lowering", TRANSFORMED, ["eager", "aot_eager"])
+@each_once("case, lowering", exhaustive(TRANSFORMED, always=list(TRANSFORMED)[::2]), ["eager", "aot_eager"])
 def test_a_transform_is_named_as_a_whole(case: str, lowering: str) -> None:
     program, value = TRANSFORMED[case]
     compiled = compile_with(lambda x: program(x), lowering, policy="auto", nonfinite="log")

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
+from support.programs.written_steps import LOWERINGS
 from torch import Tensor, nn
 
 import fxamp
@@ -95,7 +97,7 @@ def stepped(optimizer: Counting, steps: int, lowering: str | None = None) -> lis
     return [parameter.detach() for parameter in parameters_of(optimizer)]
 
 
-@pytest.mark.parametrize("lowering", ["aot_eager", "inductor", "interpreter"])
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=LOWERINGS[:2]))
 @pytest.mark.parametrize(
     "rate, programs",
     [

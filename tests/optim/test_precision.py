@@ -148,7 +148,7 @@ def test_a_second_moment_does_not_become_zero_before_the_first_one(name: str, ma
     [
         ("bfloat16 stochastic", torch.float32, Implementation.INTERPRETER),
         ("8bit stochastic", torch.bfloat16, Implementation.INTERPRETER),
-        ("by name", torch.float32, Implementation.INTERPRETER),
+        pytest.param("by name", torch.float32, Implementation.INTERPRETER, marks=pytest.mark.exhaustive),
         pytest.param("8bit", torch.float32, None, marks=pytest.mark.exhaustive),
     ],
 )
@@ -183,7 +183,7 @@ def test_sizes_that_the_guards_exclude_are_not_served() -> None:
     assert [serves(numel) for numel in (1, 256, 257, 512, 10**6)] == [False, False, True, True, True]
 
 
-@each_once("skip, name", ["host", "device"], TABLES)
+@each_once("skip, name", ["host", "device"], exhaustive(TABLES, always=list(TABLES)[::2]))
 def test_a_skipped_step_changes_no_bit(name: str, skip: str) -> None:
     optimizer = step(packing(TABLES[name]), 0, 1)
     scaler = fxamp.GradScaler("cpu", skip=skip, step_lowering="aot_eager")
@@ -285,7 +285,7 @@ def test_another_policy_takes_what_was_packed() -> None:
 
 
 @pytest.mark.parametrize("weights", ["as-is", "kahan"])
-@pytest.mark.parametrize("momentum", [0.5, 0])
+@pytest.mark.parametrize("momentum", exhaustive([0.5, 0], always=[0.5]))
 @pytest.mark.parametrize(
     "how",
     exhaustive(

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -133,7 +133,9 @@ def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
         assert_equal(run, other)
 
 
-@each_once("table, dtype, flat", TABLES, [torch.float32, torch.bfloat16], [False, True])
+@each_once(
+    "table, dtype, flat", exhaustive(TABLES, always=list(TABLES)[::2]), [torch.float32, torch.bfloat16], [False, True]
+)
 def test_a_distributed_checkpoint_continues_bit_for_bit(
     table: str, dtype: torch.dtype, flat: bool, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_scaler_that_loads_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.exhaustive
 def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unused results get gradients of ones."""
     monkeypatch.setattr(DropUnusedResults, "run", _ones)
@@ -61,6 +62,7 @@ def test_a_gradient_that_is_no_zeros_where_autocast_has_none_is_found(monkeypatc
     assert "the gradient of w2 is there, with autocast it is None" in messages
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_zeros_are_no_fault() -> None:
     """A hook that adds to the gradient of an unused result: autograd calls it never, AOTAutograd with zeros."""
     hooked = replace(
@@ -76,6 +78,7 @@ def test_gradients_of_zeros_are_no_fault() -> None:
     assert differences(hooked, Setting(schedule="apart")) == []
 
 
+@pytest.mark.exhaustive
 def test_a_hook_that_gets_no_gradient_is_no_fault() -> None:
     """torch's AOTAutograd calls it with None too, where it does not copy the input."""
     hooked = replace(
@@ -105,6 +108,7 @@ def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -
     return Result(1)
 
 
+@pytest.mark.exhaustive
 def test_threads_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of compiled calls in other threads than the main one are off by one."""
     compiled = torch.compile

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backward_graphs import backward_graph, mode_of
+from support.checks.exhaustive import exhaustive
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -53,12 +54,12 @@ class DtypeCheck(Interpreter):
 WIDENED = [name for name in PROGRAMS if name != "pooling in 3d"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", exhaustive(PROGRAMS, always=list(PROGRAMS)[::2]))
 def test_lowered_kernels_give_what_the_graph_says(program: str) -> None:
     assert wrong_dtypes(program, torch.float32, Category.LOWER_PRECISION_FP) == []
 
 
-@pytest.mark.parametrize("program", WIDENED)
+@pytest.mark.parametrize("program", exhaustive(WIDENED, always=WIDENED[::2]))
 def test_widened_kernels_give_what_the_graph_says(program: str) -> None:
     assert wrong_dtypes(program, torch.bfloat16, Category.FP32) == []
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from backward_graphs import backward_graph, mode_of
 from support.checks.bench_graph import golden_pass
+from support.checks.exhaustive import each_once
 from support.checks.golden_text import assert_golden
 from torch import Tensor
 from torch.fx import GraphModule
@@ -235,9 +236,8 @@ def used_twice(x: Tensor, w: Tensor) -> Tensor:
     return (x @ w).sum() + w.square().sum()
 
 
-@pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("bad", [1.0, INF])
-def test_a_large_sum_is_unscaled_and_checked_where_it_is_made(bad: float, norm: bool) -> None:
+@each_once("norm, bad", [False, True], [1.0, INF])
+def test_a_large_sum_is_unscaled_and_checked_where_it_is_made(norm: bool, bad: float) -> None:
     """The oracle is the same graph with plain ops alone."""
     outcomes = []
     for check in CHECKS:

@@ -33,6 +33,7 @@ LOAD = Instruction("LDG.E.128", 6, Unit.MEMORY, busy=4, width=16, signals=("barr
 USE = Instruction("FADD", 6, Unit.FP32, waits=(("barrier 0", 0),))
 
 
+@pytest.mark.exhaustive
 def test_the_count_is_of_its_own_text_not_of_an_equal_kernel_in_tritons_cache() -> None:
     (program,) = (one.program(32) for one in subjects_module.subjects() if one.name == "scale update")
     assert '"""' in program.text

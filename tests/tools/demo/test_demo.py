@@ -68,7 +68,7 @@ def test_prints_three_columns_and_draws_their_curves(tmp_path: Path, capsys: pyt
     assert {"A small GPT learns Python", *lines} <= set(texts)
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", exhaustive([True, False], always=[True]))
 def test_the_last_line_says_in_a_sentence_what_was_gained(
     native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +170,7 @@ def _on_gpus(count: int) -> Any:
     return pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpus(count)])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("device", ["cpu", _on_gpus(1)])
 @pytest.mark.parametrize("kind", exhaustive(["ddp", "fsdp"], always=["fsdp"]))
 def test_one_process_of_torchrun_trains_as_a_process_alone(
@@ -273,6 +274,7 @@ def test_the_text_is_bytes_in_a_fixed_order_and_held_out_files_are_not_trained_o
         standard_library(tmp_path, every=41)
 
 
+@pytest.mark.exhaustive
 def test_without_matplotlib_the_demo_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +284,7 @@ def test_without_matplotlib_the_demo_says_what_to_install(
     assert not (tmp_path / "loss.svg").exists()
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_prints_what_was_trained_and_writes_no_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ def test_formats(name: str, format: str, old: str, new: str, capsys: pytest.Capt
 VARIANTS = {name.split("-", 2)[2]: name for name in variant_names() if "lean" not in name}
 
 
-@pytest.mark.parametrize("variant", exhaustive(variant_names(), always=[*VARIANTS.values()]))
+@pytest.mark.parametrize("variant", exhaustive(variant_names(), always=[*VARIANTS.values()][::2]))
 def test_every_shipped_variant_differs_from_what_it_varies(variant: str, capsys: pytest.CaptureFixture[str]) -> None:
     policy = Policy.load(variant)
     base = f"{policy.device}-{policy.lower_precision_fp}"

@@ -54,6 +54,7 @@ def planted(tmp_path: Path, kinds: str, drop: str = "0.0") -> str:
     return written(tmp_path, MODEL.format(kinds=kinds, drop=drop))
 
 
+@pytest.mark.exhaustive
 def test_a_planted_loss_of_digits_is_found_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = planted(tmp_path, "Fine, Fine, Cancels, Fine")
     status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02")
@@ -97,6 +98,7 @@ def test_float32_that_misses_the_tolerance_ends_the_search(tmp_path: Path, capsy
     assert "float32 everywhere misses the tolerance 1e-09 too: output error " in err and "trial 3" not in err
 
 
+@pytest.mark.exhaustive
 def test_another_devices_policy_is_refused_or_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("the machine has the device")
@@ -108,6 +110,7 @@ def test_another_devices_policy_is_refused_or_emulated(tmp_path: Path, capsys: p
     assert Policy.loads(out).device == "cuda" and 'modules = ["layers.0"]' in out
 
 
+@pytest.mark.exhaustive
 def test_dropout_draws_the_same_in_all_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = planted(tmp_path, "Cancels, Fine", "0.5")
     status, out, err = run(capsys, "bisect", file, "--tolerance", "0.02", "--measure", "output", "--by", "rules")

@@ -275,6 +275,7 @@ model, inputs = Net(), (torch.randn(4, 8),)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("write", "log"), [("y.mul_(30).exp_()", True), ("y.mul_(1e6)", False), ("y[1].mul_(1e6)", False)]
 )

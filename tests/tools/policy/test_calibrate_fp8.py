@@ -62,6 +62,7 @@ def added(policy: Policy) -> list[tuple[Category | None, tuple[str, ...], tuple[
     return [(rule.cast, rule.ops, rule.modules) for rule in policy.rules if rule.id not in known]
 
 
+@pytest.mark.exhaustive
 def test_a_product_whose_operand_underflows_leaves_fp8_and_that_cures_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

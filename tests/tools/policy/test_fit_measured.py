@@ -44,6 +44,7 @@ inputs = (torch.randint(1024, (4, 64)),)
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", exhaustive(["cuda-bfloat16", "cuda-bfloat16-lean"], always=["cuda-bfloat16-lean"]))
 def test_the_error_is_that_of_other_seeds(name: str, tmp_path: Path) -> None:
     file = written(tmp_path, MODEL)
