@@ -33,6 +33,6 @@ from fxamp.graph.nodes import (
 )
 from fxamp.graph.printing import dtype_name, format_graph
 from fxamp.graph.source import SourceFrame, describe_source, module_classes, module_path, source_frames
+from fxamp.graph.tensor_wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper, mode_of
 from fxamp.graph.verify import verify
-from fxamp.graph.wrappers import fake_mode_of, follows_input, inner_tensors, is_data, is_wrapper, mode_of
 from fxamp.graph.writer import INSERTED, GraphWriter, computed, recompute

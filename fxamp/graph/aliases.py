@@ -14,7 +14,7 @@ from fxamp.graph.arguments import arguments
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
 from fxamp.graph.opaque_writes import is_functional, written_inputs
-from fxamp.graph.wrappers import follows_input
+from fxamp.graph.tensor_wrappers import follows_input
 
 
 class AliasSets:

@@ -5,7 +5,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from fxamp.graph.wrappers import is_wrapper
+from fxamp.graph.tensor_wrappers import is_wrapper
 from fxamp.torch_private import hint
 
 

@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from fxamp.graph.nodes import subgraphs
-from fxamp.graph.wrappers import is_wrapper
+from fxamp.graph.tensor_wrappers import is_wrapper
 
 #: Higher-order ops that write to their operands only where a body does, and return nothing that shares their memory
 #: unless it does. Of these, Dynamo lets the bodies of a cond and a while_loop write, and only without gradients.

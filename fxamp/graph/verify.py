@@ -6,7 +6,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fxamp.graph.nodes import all_graphs, all_nodes
-from fxamp.graph.wrappers import fake_mode_of
+from fxamp.graph.tensor_wrappers import fake_mode_of
 
 
 def verify(gm: GraphModule) -> None:

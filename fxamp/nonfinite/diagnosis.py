@@ -34,7 +34,7 @@ def diagnose(
         inputs=tuple(_reading(readings, at) for at in inputs),
         before=None if before is None else before.magnitudes[origin],
         casts=tuple(_cast(entry) for at in inputs if (entry := flow.values[at].entry).is_cast and is_narrow(entry)),
-        infected=_reached(readings, origin),
+        next_ops=_reached(readings, origin),
         advice=_advice(readings, origin, forward, own),
         forward=None if forward is None or derived is None else forward.flow.values[derived].entry,
         gradients=() if forward is None else _owners(readings, forward.flow),

@@ -35,7 +35,7 @@ class NonFinite:
 
     ``inputs`` are the values that the op read. ``before`` is the largest magnitude of the result in the last call in
     which everything was finite, None if there was none. ``casts`` are the casts that made its inputs 16-bit, with their
-    rules. ``infected`` are the next ops that the value reached, ``gradients`` the parameters and other inputs whose
+    rules. ``next_ops`` are the next ops that the value reached, ``gradients`` the parameters and other inputs whose
     gradients became non-finite. ``advice`` is a rule for a policy file that keeps the op in float32; ``""`` if it runs
     in float32 already. ``scaled``: gradients were multiplied by a loss scale, so an overflow is normal: the step is
     skipped, and the scale goes down.
@@ -49,7 +49,7 @@ class NonFinite:
     inputs: tuple[Reading, ...] = ()
     before: float | None = None
     casts: tuple[str, ...] = ()
-    infected: tuple[str, ...] = ()
+    next_ops: tuple[str, ...] = ()
     gradients: tuple[str, ...] = ()
     advice: str = ""
     forward: Entry | None = None
@@ -129,7 +129,7 @@ class NonFinite:
             *(("cast", cast) for cast in self.casts),
             *(("input", str(reading)) for reading in self.inputs),
             ("before", before),
-            ("then", ", ".join(self.infected)),
+            ("then", ", ".join(self.next_ops)),
             ("gradients", ", ".join(self.gradients)),
             ("try", self.advice.replace("\n", "\n" + " " * 13)),
         ]

@@ -40,6 +40,7 @@ from fxamp.torch_private.autograd import (
     without_saved_tensors_hooks,
 )
 from fxamp.torch_private.cache import is_cacheable, of_this_process, stores_backwards, storing_backwards, uncacheable
+from fxamp.torch_private.distributed_wrappers import running_wrapper, summed_in
 from fxamp.torch_private.dynamo import (
     adopt_sources,
     backend_of,
@@ -98,4 +99,3 @@ from fxamp.torch_private.tracing import (
     without_autocast,
     without_fake_mode,
 )
-from fxamp.torch_private.wrappers import running_wrapper, summed_in

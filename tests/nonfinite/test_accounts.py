@@ -65,7 +65,7 @@ def test_the_op_is_named_with_all_that_is_known_of_it(lowering: str, caplog: pyt
     (read,) = found.inputs
     assert (read.node, read.largest) == ("mul", 16.0)
     assert found.before == pytest.approx(7.39, abs=0.01)
-    assert [text.partition(" ")[0] for text in found.infected] == ["sum_1", "add"]
+    assert [text.partition(" ")[0] for text in found.next_ops] == ["sum_1", "add"]
     said = [record for record in caplog.records if record.name == "fxamp.nonfinite.monitor"]
     assert len(said) == 1 and said[0].getMessage().startswith(found.headline)
 

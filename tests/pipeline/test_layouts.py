@@ -19,7 +19,7 @@ import fxamp.passes.partition
 from fxamp.capture import Captured
 from fxamp.errors import PassError
 from fxamp.graph import GraphWriter
-from fxamp.graph.wrappers import mode_of
+from fxamp.graph.tensor_wrappers import mode_of
 from fxamp.passes.base import Context, Pass, Result, TracedPass
 from fxamp.pipeline import layouts, run_passes
 

@@ -36,7 +36,7 @@ from fxamp.pipeline.layouts import TracedLayouts
 capture, aten_trace, wrappers, writer, run, linear_cross_entropy = (
     import_module(f"fxamp.{name}")
     for name in (
-        "capture.dynamo_trace", "capture.aten_trace", "graph.wrappers", "graph.writer", "pipeline.run",
+        "capture.dynamo_trace", "capture.aten_trace", "graph.tensor_wrappers", "graph.writer", "pipeline.run",
         "kernels.linear_cross_entropy",
     )
 )  # fmt: skip

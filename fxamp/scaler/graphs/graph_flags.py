@@ -16,8 +16,8 @@ from fxamp.errors import OptionError
 from fxamp.optim.gradients import GradientGroup, Gradients
 from fxamp.optim.identity import Identities, next_version
 from fxamp.reports.nonfinite import Account
+from fxamp.scaler.graphs.distributed_wrappers import require_unscaled_sums
 from fxamp.scaler.graphs.flag_table import FlagTable
-from fxamp.scaler.graphs.wrappers import require_unscaled_sums
 from fxamp.scaler.scale import Owner
 from fxamp.torch_devices import known, moved
 from fxamp.torch_private import accumulates, after_backward, compile_options, running_backward, running_node

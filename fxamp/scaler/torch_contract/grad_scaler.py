@@ -19,8 +19,8 @@ from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
 from fxamp.reports.nonfinite import NonFinite
 from fxamp.reports.warnings import warn_once
+from fxamp.scaler.graphs.distributed_wrappers import require_unscaled_shards
 from fxamp.scaler.graphs.graph_flags import GraphFlags
-from fxamp.scaler.graphs.wrappers import require_unscaled_shards
 from fxamp.scaler.outside_graphs.float16_scaling import begin, require_no_graphs
 from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
