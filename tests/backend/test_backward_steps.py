@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_compiler
 from torch import Tensor, nn
 
 import fxamp
@@ -102,7 +103,7 @@ def test_weights_are_the_same_in_every_form_of_the_step(settings: dict[str, Any]
     assert_equal(train(model, stepping(model, **settings)), expected)
 
 
-@pytest.mark.inductor
+@needs_compiler
 @pytest.mark.exhaustive
 def test_gradients_under_inductor_are_those_of_the_weights_before_the_step() -> None:
     """The rate is so large that a gradient of stepped weights would be far from any rounding of the true one."""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_compiler
 from support.machines.late_host_copies import LateCopies, late_copies
 from test_kept_programs import AnyShape, Checkpointed, Dropout
 from test_kept_rules import BASE, PROGRAMS, Perceptron, X, compiled_gradients, policy, same
@@ -63,7 +64,7 @@ def test_no_bit_of_a_gradient_changes(program: str, late: LateCopies) -> None:
     assert late.most == 1
 
 
-@pytest.mark.inductor
+@needs_compiler
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_bit_changes_under_inductor(program: str, late: LateCopies) -> None:
@@ -89,7 +90,7 @@ def test_values_of_every_dtype_are_sent(late: LateCopies) -> None:
     assert {"b8", "i64", "f32"} <= {value.dtype for value in report.graphs[-1].kept if value.form == "host"}
 
 
-INDUCTOR = pytest.param("inductor", marks=[pytest.mark.exhaustive, pytest.mark.inductor])
+INDUCTOR = pytest.param("inductor", marks=[pytest.mark.exhaustive, needs_compiler])
 
 
 @pytest.mark.parametrize("lowering", ["aot_eager", INDUCTOR])

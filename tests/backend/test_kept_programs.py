@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_compiler
 from test_kept_rules import BASE, LEAST, Attention, Perceptron, X, all_in, compiled_gradients, held, policy, same
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import fxamp
 from fxamp import Policy, Rule
 
-COMPILED = ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
+COMPILED = ["aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.exhaustive])]
 AGAIN = Rule("again", keep="recompute", region="kept", elements=">=1")  # type: ignore[arg-type]
 
 
@@ -41,7 +42,7 @@ def test_computing_again_changes_no_bit_and_holds_less(make: type[nn.Module]) ->
 
 
 @pytest.mark.exhaustive  # test_kept_rules runs another form of keeping under Inductor
-@pytest.mark.inductor
+@needs_compiler
 def test_under_inductor_norms_and_activations_are_computed_again() -> None:
     ops = ("gelu", "native_layer_norm")
     again = Rule("again", keep="recompute", region="kept", ops=ops)  # type: ignore[arg-type]

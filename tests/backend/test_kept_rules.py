@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._functorch.partitioners as partitioners
 from support.checks.exhaustive import each_once, exhaustive
+from support.machines.lacks import needs_compiler
 from support.oracles.saved_tensors_oracle import in_eight_bits, packed_gradients
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -196,7 +197,7 @@ def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_under_inductor_the_forward_is_the_same_and_less_is_held() -> None:
     model = Perceptron(depth=1)
     before, after = (held_run(model, X, rules, "inductor") for rules in (BASE, all_in("int8")))
@@ -299,7 +300,7 @@ class ManyChannels(nn.Module):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_under_inductor_blocks_along_channels_come_back() -> None:
     """Inductor's unpacked images have other strides than aot_eager's, and the same values."""
     model, x = ManyChannels(), torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))

@@ -9,6 +9,7 @@ import cached_product
 import pytest
 import torch
 from support.machines.forked import printed_by
+from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
 
 from fxamp import Policy
@@ -178,7 +179,7 @@ def test_the_environment_names_a_policy(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_warm_caches_of_another_process_are_not_stale(tmp_path: Path) -> None:
     path, edited = tmp_path / "mine.toml", tmp_path / "edited.toml"
     factor = random.SystemRandom().randrange(2**20) / 2**10  # no run before this one has compiled it

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.checks.exhaustive import each_once, exhaustive
+from support.machines.lacks import needs_compiler
 from test_kept_rules import BASE, all_in, compiled_gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from fxamp import Policy
 
 X = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
-INDUCTOR = pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])
+INDUCTOR = pytest.param("inductor", marks=[needs_compiler, pytest.mark.exhaustive])
 
 #: Functions of values from 0 to 511.
 JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -132,7 +133,7 @@ def test_what_a_jump_reads_again_is_not_rounded(keep: str, jump: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_under_inductor_what_jumps_read_is_not_rounded() -> None:
     model = Together(*(Positions(JUMPS[name]) for name in ("floor", "remainder", "comparison", "index")))
     error, _, _ = outcome(model, all_in("int8"), "inductor")
@@ -190,7 +191,7 @@ def test_what_functions_without_jumps_read_is_packed(keep: str, function: str) -
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_under_inductor_what_functions_without_jumps_read_is_packed() -> None:
     """Their decompositions compare values, in the forward too."""
     names = ("leaky-relu", "hardswish", "elu", "softplus")

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo.external_utils
 from support.checks.exhaustive import each_once, exhaustive
-from support.machines.lacks import needs_gradients_of_one_tensor, needs_writes_in_functions
+from support.machines.lacks import needs_compiler, needs_gradients_of_one_tensor, needs_writes_in_functions
 from support.oracles.like_autocast import assert_like_autocast, assert_rewritten_like_autocast, compile_with, leaf, run
 from support.oracles.scaled_runs import assert_same_gradients, by_fxamp, by_torch
 from support.programs.saving_functions import (
@@ -225,7 +225,7 @@ def test_a_hook_has_autocasts_second_derivatives_or_is_refused() -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 @pytest.mark.parametrize("name", _names(PROGRAMS))
 def test_under_inductor(name: str) -> None:
     """Inductor rounds less often: no gradient is further from float32's than autocast's, but for one rounding."""

@@ -5,6 +5,7 @@ import random
 import cached_training
 import pytest
 from support.machines.forked import printed_by
+from support.machines.lacks import needs_compiler
 from torch._dynamo.utils import counters
 
 UNSCALED = (False, False, False)
@@ -20,7 +21,7 @@ def token() -> float:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_with_without_and_with_again(token: float) -> None:
     assert [cached_training.train(scale, token) for scale in (SCALE, None)] == [SCALED, UNSCALED]
     before = counters["inductor"]["fxgraph_cache_hit"]
@@ -30,7 +31,7 @@ def test_with_without_and_with_again(token: float) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 def test_with_and_without_in_the_next_process(token: float) -> None:
     assert [cached_training.train(scale, token) for scale in (SCALE, None)] == [SCALED, UNSCALED]
     *lines, hits = printed_by(cached_training.__file__, str(token), "None", str(SCALE), "None")

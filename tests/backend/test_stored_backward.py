@@ -8,6 +8,7 @@ import pytest
 import stored_step
 import torch
 from support.machines.forked import printed_by
+from support.machines.lacks import needs_compiler
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -25,7 +26,7 @@ WAYS = (
 
 
 @pytest.mark.exhaustive
-@pytest.mark.inductor
+@needs_compiler
 @pytest.mark.parametrize("way", WAYS)
 def test_a_new_process_trains_with_the_stored_graph(way: tuple[str, bool, str]) -> None:
     """The gradients are equal bit for bit, an unused result becomes used, and an overflow is found."""

@@ -9,6 +9,7 @@ import numpy
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
+from support.machines.lacks import needs_compiler
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,7 +64,7 @@ def batch(rows: int = 4) -> Tensor:
 
 @pytest.mark.parametrize(
     "lowering",
-    ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])],
+    ["eager", "aot_eager", pytest.param("inductor", marks=[needs_compiler, pytest.mark.exhaustive])],
 )
 def test_gradients_are_those_with_the_results(lowering: str) -> None:
     gradients = []
