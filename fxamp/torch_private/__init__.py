@@ -93,6 +93,7 @@ from fxamp.torch_private.tensors import (
 )
 from fxamp.torch_private.tracing import (
     compile_lock,
+    compiled_as_written,
     compiling_flag,
     make_fx,
     replace_tracing_mode,

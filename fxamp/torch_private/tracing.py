@@ -91,6 +91,36 @@ class _InThisThread:
         return get_ident() == self._thread or bool(self._before)
 
 
+class _EagerInThisThread:
+    """A stance of torch.compile: in one thread, compiled functions run as written; others keep their stance."""
+
+    def __init__(self, before: object) -> None:
+        self._thread, self._before = get_ident(), before
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stance" and get_ident() == self._thread:
+            return "force_eager"
+        return getattr(self._before, name)
+
+
+@contextmanager
+def compiled_as_written() -> Iterator[None]:
+    """Run what torch.compile returned as it is written inside, in this thread; only one thread at a time can be inside.
+
+    Dynamo compiles nothing where fx traces: it skips such a function, in all later calls too, and a later call of one
+    with ``fullgraph=True`` raises. Breaks loudly.
+    """
+    from torch._dynamo import eval_frame
+
+    with compile_lock():
+        before = eval_frame._stance
+        eval_frame._stance = _EagerInThisThread(before)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            eval_frame._stance = before
+
+
 @contextmanager
 def compiling_flag(everywhere: bool = False) -> Iterator[None]:
     """Make ``torch.compiler.is_compiling()`` true inside; only one thread at a time can be inside.

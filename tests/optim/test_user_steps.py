@@ -274,3 +274,18 @@ def test_a_number_that_is_read_from_a_tensor_runs_uncompiled(caplog: pytest.LogC
     own, compiled = (stepped(body, lambda _: {"seen": 0}, way, torch.float32) for way in ("eager", "aot_eager"))
     torch.testing.assert_close(compiled, own)
     assert "Written: its step runs uncompiled: it reads the value of a tensor on the host" in caplog.text
+
+
+def test_what_a_step_compiles_itself_is_compiled_afterwards_too() -> None:
+    def update(parameter: Tensor) -> Tensor:
+        return parameter.sin()
+
+    compiled = torch.compile(update, backend="eager", fullgraph=True, dynamic=False)
+    parameter = nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    optimizer = Own([parameter], compiled)
+    fxamp.compile_optimizer(optimizer, lowering="aot_eager")
+    optimizer.step()
+    optimizer.step()
+    assert CompiledOptimizer.of(optimizer).compilations == 1
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin())

@@ -1,6 +1,7 @@
 """torch's tracing mode, compiling flag and autocast switch are as fxamp takes them to be."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -101,6 +102,28 @@ def test_threads_that_overlap_leave_the_compiling_flag_as_it_was() -> None:
         thread.join(timeout=60)
     assert not overlapped and done.is_set()
     assert not torch.compiler.is_compiling()
+
+
+def test_compiled_functions_run_as_written_in_one_thread() -> None:
+    runs: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        def run(*args: Tensor) -> Any:
+            runs.append(threading.get_ident())
+            return gm(*args)
+
+        return run
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend, fullgraph=True, dynamic=False)
+    compiled(torch.ones(2))
+    del runs[:]
+    with private.compiled_as_written():
+        assert compiled(torch.ones(2)).tolist() == compiled(torch.ones(3)).tolist()[:2] == [2, 2]
+        thread = threading.Thread(target=compiled, args=(torch.ones(2),))
+        thread.start()
+        thread.join(timeout=60)
+    compiled(torch.ones(3))
+    assert runs == [thread.ident, threading.get_ident()]
 
 
 def test_without_autocast_nothing_is_cast() -> None:

@@ -14,7 +14,7 @@ from fxamp.optim.reading.fingerprint import own_attributes
 from fxamp.optim.reading.layout import is_number
 from fxamp.optim.tracing.python_state import PythonState, alike
 from fxamp.optim.tracing.symbolic_math import symbolic_math
-from fxamp.torch_private import compile_lock, compiling_flag
+from fxamp.torch_private import compile_lock, compiled_as_written, compiling_flag
 
 Counts = frozenset[tuple[int, str]]
 """Settings to which a step adds one, as ``group["step"] += 1`` does: the index of the group, and the name."""
@@ -91,7 +91,7 @@ def run_on_stand_ins(
         own_groups, own_state = optimizer.param_groups, optimizer.state
         optimizer.param_groups, optimizer.state = groups_of_stand_ins, defaultdict(dict, state)
         try:
-            with compiling_flag(), symbolic_math(), torch.no_grad():
+            with compiling_flag(), compiled_as_written(), symbolic_math(), torch.no_grad():
                 plain_step(optimizer)(optimizer)
             result = dict(optimizer.state)
         finally:
