@@ -43,10 +43,10 @@ _OF_KINDS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf"})
 
 
 #: Functions that are infinite at zero; so are powers with a negative exponent.
-_INFINITE_AT_ZERO = frozenset({"log", "log10", "log2", "reciprocal", "rsqrt"})
+_INFINITE_AT_ZERO = frozenset({"digamma", "log", "log10", "log2", "reciprocal", "rsqrt"})
 
 #: Functions that are infinite where their second argument is zero.
-_SECOND_ARGUMENT = frozenset({"binary_cross_entropy_backward", "div", "logit_backward"})
+_SECOND_ARGUMENT = frozenset({"binary_cross_entropy_backward", "div", "logit_backward", "polygamma"})
 
 #: Functions, and products, that are zero where an argument is; a clamp is nearly so, because it guards a division.
 _ZERO_AT_ZERO = frozenset({"abs", "clamp", "clamp_min", "mul", "neg", "sqrt", "square"})
@@ -66,7 +66,7 @@ def mark_jumps(forward: GraphModule, backward: GraphModule, results: int) -> Non
 
 def _jumps(place: Node) -> Iterator[Jump]:
     """Yield the ops that jump among those that the backward computes from the value at ``place``."""
-    start = _Reached(place, itself=True, zero=True)
+    start = _Reached(place, itself=True, zero=True, moved=False)
     waiting, seen = [start], set[_Reached]()
     while waiting:
         reached = waiting.pop()
@@ -76,23 +76,31 @@ def _jumps(place: Node) -> Iterator[Jump]:
         for user in reached.value.users:
             if user.op != "call_function" or not user.users or _reads_no_elements(user):
                 continue
-            zero = reached.zero and _is_zero_at_zero(user, reached.value)
+            moves = reached.zero and _is_moved(user)
+            following = _Reached(
+                user,
+                not in_backward(user) and reached.itself and moves_only(user),
+                reached.zero and (moves or _is_zero_at_zero(user, reached.value)),
+                reached.moved or moves,
+            )
             if reached.zero and _is_infinite_at_zero(user, reached.value):
-                yield Jump(_names(user)[1], at_zero=True)
-            elif in_backward(user):
-                waiting += [_Reached(user, False, zero)] if zero and _may_float(user) else []
-            elif (jump := _jump(user, reached.itself)) is not None:
+                yield Jump(_names(user)[1], at_zero=not reached.moved)
+            elif not in_backward(user) and (jump := _jump(user, reached.itself)) is not None:
                 yield jump
-            elif _may_float(user):
-                waiting.append(_Reached(user, reached.itself and moves_only(user), zero))
+            elif _may_float(user) and (following.zero or not in_backward(user)):
+                waiting.append(following)
 
 
 class _Reached(NamedTuple):
-    """A value that follows from the saved one. ``itself``: it is the saved one; ``zero``: it is zero where that is."""
+    """A value that follows from the saved one.
+
+    ``itself``: it is the saved one. ``zero``: it is zero where that is; with ``moved``, where that has another value.
+    """
 
     value: Node
     itself: bool
     zero: bool
+    moved: bool
 
 
 def _is_infinite_at_zero(call: Node, value: Node) -> bool:
@@ -102,6 +110,16 @@ def _is_infinite_at_zero(call: Node, value: Node) -> bool:
         power = call.args[1] if call.args[0] is value else None
         return isinstance(power, (int, float)) and power < 0
     return name in _INFINITE_AT_ZERO or (name in _SECOND_ARGUMENT and call.args[1] is value)
+
+
+def _is_moved(call: Node) -> bool:
+    """Whether ``call`` adds a number that is not small, or subtracts from one, as in ``1 - x * x``."""
+    name, _ = _names(call)
+    if name not in ("add", "rsub", "sub"):
+        return False
+    one, other = call.args[:2]
+    filled = isinstance(one, Node) and _names(one)[0] in ("fill", "full", "full_like", "ones_like")
+    return filled or any(isinstance(number, (int, float)) and abs(number) > _EPSILON for number in (one, other))
 
 
 def _is_zero_at_zero(call: Node, value: Node) -> bool:

@@ -60,6 +60,9 @@ STEEP: dict[str, Callable[[Tensor], Tensor]] = {
     "hypotenuse": lambda p: torch.hypot(p, p.flip(0)),
     "norm": lambda p: p.unflatten(1, (-1, 1)).norm(dim=2),
     "quotient-with-epsilon": lambda p: p.flip(0) / (p * p + 1e-9),
+    "arc-cosine": lambda p: torch.acos(1 - p),
+    "arc-tangent": lambda p: torch.atanh(1 - p),
+    "gamma": torch.lgamma,
     "cross-entropy": lambda p: F.binary_cross_entropy(p / 2, torch.full_like(p, 0.5), reduction="none"),
     "divergence": lambda p: F.kl_div(p.log(), p.flip(0), reduction="none"),
 }
