@@ -233,6 +233,9 @@ def test_what_reads_a_buffer_that_the_forward_writes_is_not_recomputed() -> None
     assert torch.equal(*gradients)
 
 
+NORMS = [nn.BatchNorm1d(64), nn.LayerNorm(64), nn.GroupNorm(4, 64), nn.RMSNorm(64)]
+
+
 class Normed(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -242,7 +245,7 @@ class Normed(nn.Module):
         return self.norm(self.linear(x)).relu().square().sum()
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(64), nn.LayerNorm(64), nn.GroupNorm(4, 64), nn.RMSNorm(64)], ids=str)
+@pytest.mark.parametrize("norm", exhaustive(NORMS, always=NORMS[:2]), ids=str)
 def test_the_statistics_of_a_norm_are_not_packed(norm: nn.Module) -> None:
     """Kernels of a CPU compute them in the weight's dtype, and fake tensors say the input's."""
     model = Normed(copy.deepcopy(norm))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -221,12 +221,17 @@ PROGRAMS = [
 OTHER_SUMS = [einsum_that_views, checkpoint_of_views_of_a_tensor_from_outside]
 
 
-@each_once("program, lowering", PROGRAMS, LOWERINGS)
+@each_once("program, lowering", exhaustive(PROGRAMS, always=PROGRAMS[::2]), LOWERINGS)
 def test_values_and_gradients(program: Callable[..., Any], lowering: str) -> None:
     assert_like_autocast(program, leaf(4, 4), leaf(4, 4), lowering=lowering)
 
 
-@each_once("program, lowering, grad", [*PROGRAMS, *OTHER_SUMS], LOWERINGS, [False, True])
+@each_once(
+    "program, lowering, grad",
+    exhaustive([*PROGRAMS, *OTHER_SUMS], always=[*PROGRAMS[1::2], *OTHER_SUMS]),
+    LOWERINGS,
+    [False, True],
+)
 def test_what_shares_memory_under_autocast_shares_it_here(
     program: Callable[..., Any], lowering: str, grad: bool
 ) -> None:
@@ -241,7 +246,7 @@ def test_what_shares_memory_under_autocast_shares_it_here(
             assert (a.untyped_storage()._cdata == b.untyped_storage()._cdata) == shared, (i, k)
 
 
-@each_once("program, lowering, scaled", PROGRAMS, LOWERINGS, [False, True])
+@each_once("program, lowering, scaled", exhaustive(PROGRAMS, always=PROGRAMS[::2]), LOWERINGS, [False, True])
 def test_one_tensor_under_autocast_is_one_here(program: Callable[..., Any], lowering: str, scaled: bool) -> None:
     x, w = leaf(4, 4), leaf(4, 4)
     with torch.autocast("cpu", torch.bfloat16):

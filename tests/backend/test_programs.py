@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_writing_loops
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf, leaves, run
 from torch import nn
@@ -34,7 +35,7 @@ def conditional(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 1e9, lambda a, b: (a @ b).relu(), lambda a, b: a @ b @ a, (x, w)) * x
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_gradients_of_a_bfloat16_input_do_not_meet_in_float16(lowering: str) -> None:
     """Each is finite in float16, their sum is not."""
 
@@ -49,7 +50,7 @@ def test_gradients_of_a_bfloat16_input_do_not_meet_in_float16(lowering: str) -> 
     assert x.grad is not None and x.grad.isfinite().all() and torch.equal(x.grad, expected)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_gradients_of_one_value_under_two_names_are_summed_in_autocasts_order(lowering: str) -> None:
     """A product reads a value and what a conversion returned unchanged: autocast casts the last operand first."""
 
@@ -111,7 +112,7 @@ class Counting(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_a_checkpoint_writes_to_its_buffers_once(lowering: str) -> None:
     plain, compiled = Counting(checkpointed=False), compile_with(Counting(checkpointed=True), lowering)
     compiled.load_state_dict(plain.state_dict())
@@ -134,7 +135,7 @@ def test_a_selective_checkpoint_asks_its_policy() -> None:
     assert torch.ops.aten.addmm.default in asked
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_a_cond_is_its_branch(lowering: str) -> None:
     """The oracle is the branch itself: eager torch.cond under autocast differs from it in its gradient."""
 
@@ -162,7 +163,7 @@ def test_a_loop_goes_round_in_the_dtypes_that_it_was_captured_with() -> None:
     assert x.grad is not None and torch.equal(x.grad, twin.grad)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_the_gradients_of_a_leaf_that_a_scan_reads_are_summed_as_autocast_does(lowering: str) -> None:
     """Both products read one cast of the leaf, although a scan that reads the leaf is between them."""
 
@@ -176,7 +177,7 @@ def test_the_gradients_of_a_leaf_that_a_scan_reads_are_summed_as_autocast_does(l
 
 
 @needs_writing_loops
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_what_a_loop_writes_to_a_value_in_bfloat16_arrives(lowering: str) -> None:
     def program(x: torch.Tensor, w: torch.Tensor, in_op: bool) -> torch.Tensor:
         h = x @ w
@@ -199,7 +200,7 @@ def test_what_a_loop_writes_to_a_value_in_bfloat16_arrives(lowering: str) -> Non
 
 
 @needs_writing_loops
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_what_a_loop_reads_while_it_writes_to_a_buffer_is_not_written_to(lowering: str) -> None:
     """It is saved for the backward, which a write would stop."""
 
@@ -241,7 +242,7 @@ def test_branches_of_a_cond_agree_on_a_dtype_where_autocast_cannot() -> None:
     assert torch.equal(compile_with(program, "aot_eager")(x, x), torch.full((4, 4), 4.0))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_buffers_that_change_end_as_under_autocast(lowering: str) -> None:
     model = Residual(nn.BatchNorm1d(8))
     compiled = compile_with(model, lowering)

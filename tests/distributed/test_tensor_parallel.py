@@ -33,7 +33,7 @@ def work(mesh: DeviceMesh, asked: Sequence[Asked]) -> Runs:
     return runs
 
 
-@pytest.fixture(scope="module", params=exhaustive([1, 2], always=[2]), ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=exhaustive([1, 2], always=[1]), ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Runs]:
     """On each rank, the runs that the selected tests ask for."""
     cases = asked_by(request)

@@ -110,6 +110,7 @@ def calls(optimizer: torch.optim.Optimizer) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
+@pytest.mark.exhaustive
 def test_a_step_makes_no_calls_for_each_small_parameter() -> None:
     counts = []
     for number in (10, 35):

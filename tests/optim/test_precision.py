@@ -327,7 +327,7 @@ def test_parameters_without_a_program_keep_their_state_and_the_log_says_so(caplo
     assert len([r for r in caplog.records if "stays as it is" in r.message]) == 1
 
 
-@pytest.mark.parametrize("name", exhaustive(["SGD", "RMSprop", "Adagrad", "NAdam", "Rprop"], always=["SGD", "NAdam"]))
+@pytest.mark.parametrize("name", exhaustive(["SGD", "RMSprop", "Adagrad", "NAdam", "Rprop"], always=["SGD"]))
 def test_other_optimizers_and_a_users_own(name: str) -> None:
     for make in (OPTIMIZERS[name], Counting):
         ours, plain = (step(packing(table, make), 0, 1, 2) for table in ('state = "bfloat16"', None))

@@ -118,9 +118,8 @@ def test_any_restart_continues_bit_for_bit(
         assert_equal(restarted, whole)
 
 
-@pytest.mark.parametrize(
-    "how", ["kernel", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", ["kernel", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_a_restart_of_generated_code_continues_bit_for_bit(how: str) -> None:
     with forced(Implementation.INTERPRETER if how == "kernel" else None):
         run = Run("8bit", scaled=True, lowering="inductor")

@@ -143,7 +143,7 @@ class Alike(nn.Module):
         return torch.stack([weight * value for weight, value in zip(self.weights, x, strict=True)]).sum()
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", exhaustive(CHECKS, always=["kernel"]))
 def test_only_the_optimizers_of_gradients_that_overflow_skip(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with_check(check, monkeypatch)
     for bad in ((), (0,), (1, 2)):

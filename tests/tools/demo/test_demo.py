@@ -68,7 +68,8 @@ def test_prints_three_columns_and_draws_their_curves(tmp_path: Path, capsys: pyt
     assert {"A small GPT learns Python", *lines} <= set(texts)
 
 
-@pytest.mark.parametrize("native", exhaustive([True, False], always=[True]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("native", [True, False])
 def test_the_last_line_says_in_a_sentence_what_was_gained(
     native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

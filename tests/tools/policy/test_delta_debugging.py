@@ -29,6 +29,7 @@ def predicate(count: int, table: dict[frozenset[int], bool]) -> Callable[[tuple[
     )
 )
 @settings(max_examples=300)
+@pytest.mark.exhaustive
 def test_any_predicate_gives_a_minimal_set(case: tuple[int, dict[frozenset[int], bool]]) -> None:
     count, table = case
     passes = predicate(count, table)
