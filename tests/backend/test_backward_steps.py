@@ -160,7 +160,7 @@ def test_what_the_optimizer_does_not_have_gets_its_gradient() -> None:
         assert torch.equal(getattr(model.norm, name).grad, getattr(twin.norm, name).grad)
 
 
-@pytest.mark.parametrize("change", ["moved", "popped", "added", "grouped"])
+@pytest.mark.parametrize("change", exhaustive(["moved", "popped", "added", "grouped"], always=["added", "moved"]))
 def test_parameters_go_with_the_param_groups(change: str) -> None:
     """One that moves to another optimizer is trained by it, and one that is added by its new optimizer."""
     results = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from torch import Tensor, nn
 
 import fxamp
@@ -86,7 +86,7 @@ def function_around_model(model: nn.Module, options: dict[str, Any]) -> Callable
 WAYS = [module_call, function_of_model, function_around_model]
 
 
-@each_once("way, lowering", WAYS, ["eager", "aot_eager"])
+@each_once("way, lowering", exhaustive(WAYS, always=WAYS[:2]), ["eager", "aot_eager"])
 def test_parameters_are_swapped_as_without_fxamp(way: Callable[..., Any], lowering: str) -> None:
     model = Net()
     ours = swapped_between_steps(model, way(model, {"policy": "cpu-bfloat16", "lowering": lowering}))
@@ -105,7 +105,7 @@ def test_reports_name_the_graphs_of_swapped_parameters(way: Callable[..., Any]) 
     assert fxamp.report(Net()).graphs == ()
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_parameters_that_a_scaler_names_are_swapped(lowering: str) -> None:
     model, scaler = Net(), fxamp.GradScaler("cpu", 8.0)
     scaler.name_parameters(model)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import assert_like_autocast, leaf
 from torch import Tensor
 
@@ -46,7 +46,7 @@ BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @each_once(
     "name, lowering",
-    BRANCHES,
+    exhaustive(BRANCHES, always=list(BRANCHES)[::2]),
     ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])],
 )
 def test_a_branch_with_constants(name: str, lowering: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import leaf, run
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_rows
@@ -44,7 +44,12 @@ def in_a_transform(model: Model, x: Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-@each_once("program, as_module, dynamic", [branches, mapped, scanned, in_a_transform], [False, True], [False, True])
+@each_once(
+    "program, as_module, dynamic",
+    exhaustive([branches, mapped, scanned, in_a_transform], always=[branches, scanned]),
+    [False, True],
+    [False, True],
+)
 def test_results_and_gradients(program: Callable[[Model, Tensor], Any], as_module: bool, dynamic: bool) -> None:
     """Branches are cast as under autocast; nothing is cast inside the other calls."""
     model, x = Model(program), leaf(4, 8)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checks.exhaustive import exhaustive
 from support.machines.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -50,8 +49,9 @@ def work(kind: str, lowering: str, mesh: DeviceMesh) -> dict[str, Said]:
     return {name: said(kind, sizes, lowering, mesh) for name, sizes in BATCHES.items()}
 
 
-@pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
-@pytest.mark.parametrize("kind", exhaustive(["ddp", "fsdp"], always=["ddp"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_each_rank_says_its_own(kind: str, lowering: str, tmp_path: Path) -> None:
     first, second = on_ranks(partial(work, kind, lowering), RANKS, tmp_path)
     assert not any(first.values())

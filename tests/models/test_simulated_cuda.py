@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from corpus_transformers import MODELS as MORE
 from simulated_ops import ops_beside_autocast
-from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_compiler
 from zoo import MODELS
 
@@ -31,7 +30,8 @@ def process() -> Iterator[Process]:
         yield process
 
 
-@pytest.mark.parametrize("name", exhaustive(NAMES, always=("transformers-segformer",)))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", NAMES)
 def test_each_op_has_the_dtypes_of_eager_autocast(name: str, process: Process) -> None:
     expected, ours = process.ask(ops_beside_autocast, name)
     assert ours == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
@@ -257,7 +257,7 @@ STEEP = {
 }
 
 
-@each_once("case, lowering", STEEP, LOWERINGS[:2])
+@each_once("case, lowering", exhaustive(STEEP, always=list(STEEP)[::2]), LOWERINGS[:2])
 def test_the_rules_that_are_proposed_for_a_backward_work(case: str, lowering: str, tmp_path: Path) -> None:
     """A gradient that float32 holds may overflow in the next op too: each rule brings it past one op."""
     file, rules = tmp_path / "wider.toml", 'extends = ["cpu-float16"]\n'

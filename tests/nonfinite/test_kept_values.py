@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
@@ -54,7 +55,9 @@ def test_what_16_bits_cannot_keep_is_named(lowering: str) -> None:
     assert found.source is not None and "large = torch.cumsum" in found.source.code
 
 
-@pytest.mark.parametrize("keep", ["int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+@pytest.mark.parametrize(
+    "keep", exhaustive(["int8", "float8_e4m3fn", "float8_e5m2", "bfloat16"], always=["int8", "float8_e4m3fn"])
+)
 def test_what_scaled_8_bits_keep_stays_finite(keep: str) -> None:
     """Each block has a scale, so nothing saturates."""
     model, gradient = stepped(keep, "aot_eager", 1e12)

@@ -153,7 +153,9 @@ def assert_as_torch(program: Callable[[Loop], None], lowering: str, skip: str, s
         torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
-@each_once("program, lowering, skip, split", list(PROGRAMS), LOWERINGS, SKIPS, [True, False])
+@each_once(
+    "program, lowering, skip, split", exhaustive(PROGRAMS, always=list(PROGRAMS)[::2]), LOWERINGS, SKIPS, [True, False]
+)
 def test_steps_scale_and_weights_are_torchs(
     program: str, lowering: str, skip: str, split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
