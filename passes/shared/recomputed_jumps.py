@@ -45,6 +45,9 @@ _OF_KINDS = frozenset({"isfinite", "isinf", "isnan", "isneginf", "isposinf"})
 #: Functions that are infinite at zero; so are powers with a negative exponent.
 _INFINITE_AT_ZERO = frozenset({"digamma", "log", "log10", "log2", "reciprocal", "rsqrt"})
 
+#: Functions that are infinite at values to which others are rounded, at 1 and -1.
+_INFINITE_ELSEWHERE = frozenset({"erfinv"})
+
 #: Functions that are infinite where their second argument is zero.
 _SECOND_ARGUMENT = frozenset({"binary_cross_entropy_backward", "div", "logit_backward", "polygamma"})
 
@@ -84,7 +87,7 @@ def _jumps(place: Node) -> Iterator[Jump]:
                 reached.moved or moves,
             )
             if reached.zero and _is_infinite_at_zero(user, reached.value):
-                yield Jump(_names(user)[1], at_zero=not reached.moved)
+                yield Jump(_names(user)[1], at_zero=not reached.moved and _names(user)[0] not in _INFINITE_ELSEWHERE)
             elif not in_backward(user) and (jump := _jump(user, reached.itself)) is not None:
                 yield jump
             elif _may_float(user) and (following.zero or not in_backward(user)):
@@ -104,12 +107,12 @@ class _Reached(NamedTuple):
 
 
 def _is_infinite_at_zero(call: Node, value: Node) -> bool:
-    """Whether ``call`` is infinite, or NaN, where ``value`` is zero."""
+    """Whether ``call`` is infinite, or NaN, where ``value`` is zero, or where the function has another pole."""
     name, _ = _names(call)
     if name == "pow":
         power = call.args[1] if call.args[0] is value else None
         return isinstance(power, (int, float)) and power < 0
-    return name in _INFINITE_AT_ZERO or (name in _SECOND_ARGUMENT and call.args[1] is value)
+    return name in _INFINITE_AT_ZERO | _INFINITE_ELSEWHERE or (name in _SECOND_ARGUMENT and call.args[1] is value)
 
 
 def _is_moved(call: Node) -> bool:
@@ -123,12 +126,23 @@ def _is_moved(call: Node) -> bool:
 
 
 def _is_zero_at_zero(call: Node, value: Node) -> bool:
-    """Whether ``call`` is zero, or nearly zero, where ``value`` is."""
+    """Whether ``call`` is zero, or nearly zero, where ``value`` is; a sum of squares may be, with the other square."""
     name, _ = _names(call)
+    if name == "add" and all(map(_is_square, call.args[:2])):
+        return True
     if name in ("add", "pow"):
         number = call.args[1] if call.args[0] is value else None
         return isinstance(number, (int, float)) and number > 0 and (name == "pow" or number <= _EPSILON)
     return name in _ZERO_AT_ZERO or moves_only(call)
+
+
+def _is_square(value: object) -> bool:
+    if not isinstance(value, Node) or value.op != "call_function":
+        return False
+    name, _ = _names(value)
+    if name == "mul":
+        return value.args[0] is value.args[1]
+    return name == "square" or (name == "pow" and bool(value.args[1] == 2))
 
 
 def _jump(call: Node, itself: bool) -> Jump | None:
