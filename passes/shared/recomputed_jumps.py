@@ -86,8 +86,9 @@ def _jumps(place: Node) -> Iterator[Jump]:
                 reached.zero and (moves or _is_zero_at_zero(user, reached.value)),
                 reached.moved or moves,
             )
-            if reached.zero and _is_infinite_at_zero(user, reached.value):
-                yield Jump(_names(user)[1], at_zero=not reached.moved and _names(user)[0] not in _INFINITE_ELSEWHERE)
+            if reached.zero and _has_pole(user, reached.value):
+                name, whole = _names(user)
+                yield Jump(whole, at_zero=not reached.moved and name not in _INFINITE_ELSEWHERE)
             elif not in_backward(user) and (jump := _jump(user, reached.itself)) is not None:
                 yield jump
             elif _may_float(user) and (following.zero or not in_backward(user)):
@@ -106,7 +107,7 @@ class _Reached(NamedTuple):
     moved: bool
 
 
-def _is_infinite_at_zero(call: Node, value: Node) -> bool:
+def _has_pole(call: Node, value: Node) -> bool:
     """Whether ``call`` is infinite, or NaN, where ``value`` is zero, or where the function has another pole."""
     name, _ = _names(call)
     if name == "pow":

@@ -8,7 +8,6 @@ import pytest
 import torch
 from parallel_programs import PROGRAMS, WIDTH, Mlp
 from parallel_runs import SCALE
-from support.checks.exhaustive import each_once, exhaustive
 from support.machines.ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -99,7 +98,7 @@ def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool, str | None]]) -> dic
     return {f"{kind} {lowering} {scaled}": step(mesh, kind, scaled, lowering) for kind, scaled, lowering in asked}
 
 
-@pytest.fixture(scope="module", params=exhaustive(RANKS, always=[2]), ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=RANKS, ids=lambda ranks: f"{ranks} ranks")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """On each rank, what the selected tests ask for."""
     cases = asked_by(request)
@@ -112,7 +111,9 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.exhaustive
-@each_once("kind, lowering, scaled", (*MESHES, *WHOLE), LOWERINGS, [False, True])
+@pytest.mark.parametrize("kind", (*MESHES, *WHOLE))
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("scaled", [False, True])
 def test_gradients_are_those_of_eager_autocast(
     ranks: list[dict[str, Gradients]], kind: str, lowering: str, scaled: bool
 ) -> None:

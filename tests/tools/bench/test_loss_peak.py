@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from support.checks.cost_counting import Counting
-from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -21,8 +20,8 @@ gradients = "{}"
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("model", exhaustive(("bert-base", "gpt2-124m"), always=["bert-base"]))  # it has a bias
-@pytest.mark.parametrize("gradients", exhaustive(("forward", "backward"), always=["backward"]))
+@pytest.mark.parametrize("model", ["bert-base", "gpt2-124m"])  # bert-base has a bias
+@pytest.mark.parametrize("gradients", ["forward", "backward"])
 def test_one_chunk_and_one_sum_stand_there(tmp_path: Path, counting: Counting, model: str, gradients: str) -> None:
     file = tmp_path / "chunks.toml"
     file.write_text(POLICY.format(CHUNK, gradients))
