@@ -83,8 +83,8 @@ def with_regions(gm: GraphModule) -> GraphModule:
     copy.meta.update(gm.meta)
     if setters_as_regions(copy):
         raise CaptureError(
-            f"{describe_source(setters[-1])}: autocast's state is set and not set back, and the captured graph cannot "
-            "leave it changed; accepted: with torch.autocast(...)"
+            f"{describe_source(setters[-1])}: autocast's state is set to {setters[-1].args} and not set back, and the "
+            "captured graph cannot leave autocast's state changed; accepted: with torch.autocast(...)"
         )
     return copy
 
