@@ -33,7 +33,7 @@ def overview() -> Iterator[str]:
     yield ""
     yield 'options={"policy": "auto"} chooses on this machine'
     for device in devices():
-        with unlogged(policy_choice.__name__):
+        with unlogged():
             choice = policy_choice.choose_policy(Options(), [torch.empty(0, device=device)])
         name = "float32, no casts" if choice.policy is None else choice.policy.name
         small = "; float32 for a graph whose products are too small to gain" if choice.if_it_pays else ""

@@ -59,17 +59,16 @@ def stepping(model: nn.Module, kind: Callable[..., torch.optim.Optimizer] = torc
     return fxamp.compile_optimizer(kind(model.parameters(), lr=0.05, **settings), POLICY)
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: bool = False) -> list[Tensor]:
-    """Losses of a few steps, then the weights."""
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Losses of a few steps, then the weights; the rate changes with each step."""
     losses = []
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) if schedule else None
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     for step in range(STEPS):
         loss = model(*batch(step))
         loss.backward()
         losses.append(loss.detach())
         optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
+        scheduler.step()
         optimizer.zero_grad()
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
@@ -79,28 +78,18 @@ def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", exhaustive(_KINDS, always=["AdamW"]))
-def test_weights_are_those_of_a_step_after_the_backward(name: str) -> None:
-    kind = getattr(torch.optim, name)
-    plain = compiled(own := Net(), "cpu-bfloat16")
-    expected = train(plain, kind(own.parameters(), lr=0.05), schedule=True)
-    torch._dynamo.reset()
-    model = compiled(Net())
-    assert_equal(train(model, stepping(model, kind), schedule=True), expected)
+FORMS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in _KINDS]
+FORMS += [("AdamW", form) for form in ({"foreach": True}, {"fused": True}, {"amsgrad": True, "weight_decay": 0.1})]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    exhaustive(
-        [{"foreach": True}, {"fused": True}, {"amsgrad": True, "weight_decay": 0.1}], always=[{"foreach": True}]
-    ),
-)
-def test_weights_are_the_same_in_every_form_of_the_step(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("form", exhaustive(FORMS, always=[("AdamW", {}), ("AdamW", {"foreach": True})]))
+def test_weights_are_those_of_a_step_after_the_backward(form: tuple[str, dict[str, Any]]) -> None:
+    kind, settings = getattr(torch.optim, form[0]), form[1]
     plain = compiled(Net(), "cpu-bfloat16")
-    expected = train(plain, torch.optim.AdamW(plain.parameters(), lr=0.05, **settings))
+    expected = train(plain, kind(plain.parameters(), lr=0.05, **settings))
     torch._dynamo.reset()
     model = compiled(Net())
-    assert_equal(train(model, stepping(model, **settings)), expected)
+    assert_equal(train(model, stepping(model, kind, **settings)), expected)
 
 
 @needs_compiler
@@ -229,15 +218,6 @@ def test_a_parameter_that_two_optimizers_get_later_is_an_error() -> None:
     model(*batch(0)).backward()
 
 
-def test_a_parameter_that_leaves_between_backward_and_step_is_an_error() -> None:
-    model = compiled(Net())
-    optimizer = stepping(model)
-    model(*batch(0)).backward()
-    optimizer.param_groups[0]["params"].pop()
-    with pytest.raises(RuntimeError, match=r"a parameter of shape .* left its param_groups between the backward"):
-        optimizer.step()
-
-
 def test_autograd_grad_and_inputs_step_nothing() -> None:
     model = compiled(Net())
     optimizer, before = stepping(model), copy.deepcopy(model.state_dict())
@@ -300,39 +280,41 @@ def test_a_gradient_that_is_there_is_an_error() -> None:
     model(*batch(0)).backward()
 
 
-def test_a_part_of_a_gradient_is_an_error_at_the_step() -> None:
+BETWEEN: dict[str, Callable[[Any, Any], object]] = {
+    r"a parameter of shape .* left its param_groups between the backward": lambda _, optimizer: optimizer.param_groups[
+        0
+    ]["params"].pop(),
+    "its settings changed between the backward": lambda _, optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "was stepped in the backward with a part of its gradient": lambda model, _: model.factor.square().sum().backward(),
+}
+
+
+@pytest.mark.parametrize("message", BETWEEN)
+def test_a_change_between_backward_and_step_is_an_error(message: str) -> None:
     model = compiled(Net())
     optimizer = stepping(model)
     model(*batch(0)).backward()
-    model.factor.square().sum().backward()
-    with pytest.raises(RuntimeError, match="was stepped in the backward with a part of its gradient"):
+    BETWEEN[message](model, optimizer)
+    with pytest.raises(RuntimeError, match=message):
         optimizer.step()
 
 
-def test_settings_that_change_between_backward_and_step_are_an_error() -> None:
+OF_PARAMETER, OF_STEP = "param0 has a hook on its gradient, which would not run", "a hook runs before its step"
+
+
+@pytest.mark.parametrize(
+    ("register", "message"),
+    [
+        ("register_hook", OF_PARAMETER),
+        ("register_post_accumulate_grad_hook", OF_PARAMETER),
+        ("register_step_pre_hook", OF_STEP),
+    ],
+)
+def test_hooks_before_the_step_are_an_error(register: str, message: str) -> None:
     model = compiled(Net())
     optimizer = stepping(model)
-    model(*batch(0)).backward()
-    optimizer.param_groups[0]["lr"] = 0.5
-    with pytest.raises(RuntimeError, match="its settings changed between the backward"):
-        optimizer.step()
-
-
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hooks_on_parameters_are_an_error(register: str) -> None:
-    model = compiled(Net())
-    optimizer = stepping(model)
-    getattr(model.factor, register)(lambda *_: None)
-    with pytest.raises(RuntimeError, match="param0 has a hook on its gradient, which would not run"):
-        model(*batch(0)).backward()
-    assert not optimizer.state
-
-
-def test_hooks_before_the_step_are_an_error() -> None:
-    model = compiled(Net())
-    optimizer = stepping(model)
-    optimizer.register_step_pre_hook(lambda *_: None)
-    with pytest.raises(RuntimeError, match="a hook runs before its step"):
+    getattr(optimizer if message == OF_STEP else model.factor, register)(lambda *_: None)
+    with pytest.raises(RuntimeError, match=message):
         model(*batch(0)).backward()
     assert not optimizer.state
 

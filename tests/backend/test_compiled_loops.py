@@ -173,19 +173,12 @@ def gradients(step: Any, scaler: Any, dtype: torch.dtype | None) -> dict[str, Te
         (with_outside, "aot_eager", torch.float16),
         (with_outside, "eager", None),
         (with_unused_results, "aot_eager", torch.float16),
+        (with_a_penalty, "eager", torch.float16),
     ],
 )
 def test_what_autograd_calls_in_a_compiled_step_is_not_compiled_as_a_forward(
     step: Any, lowering: str, ambient: torch.dtype | None
 ) -> None:
-    check_gradients(step, lowering, ambient)
-
-
-def test_a_gradient_penalty_inside_a_compiled_step() -> None:
-    check_gradients(with_a_penalty, "eager", torch.float16)
-
-
-def check_gradients(step: Any, lowering: str, ambient: torch.dtype | None) -> None:
     """Gradients are those of autocast and torch's scaler, and no graph holds code of fxamp."""
     reference = gradients(step, torch.amp.GradScaler("cpu", init_scale=2.0**8), torch.float16)
     scaler, traced = make_scaler(), []

@@ -162,13 +162,7 @@ class Held:
     report: Any
 
 
-def held(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> tuple[int, Any]:
-    """The bytes that autograd holds of a compiled model beyond what is there anyway, and the report."""
-    run = held_run(model, x, policy, lowering)
-    return run.bytes, run.report
-
-
-def held_run(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held:
+def held(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held:
     """Run one step of the compiled model and look at what autograd holds in its middle."""
     torch._dynamo.reset()
     model.zero_grad()
@@ -180,8 +174,8 @@ def held_run(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held
     storages = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in saved}
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    held = sum(size for at, size in storages.items() if at not in there)
-    return Held(held, loss.detach(), gradients, fxamp.report(compiled))
+    nbytes = sum(size for at, size in storages.items() if at not in there)
+    return Held(nbytes, loss.detach(), gradients, fxamp.report(compiled))
 
 
 # Not images: batch norm's fake kernel names other dtypes.
@@ -189,18 +183,17 @@ def held_run(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held
 def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
     make, x = PROGRAMS[program]
     model = make()
-    before, _ = held(model, x, BASE, "aot_eager")
-    after, report = held(model, x, all_in("int8"), "aot_eager")
-    values = report.graphs[-1].kept
-    assert (before, after) == (sum(value.before for value in values), sum(value.after for value in values))
-    assert after < 0.75 * before
+    before, after = (held(model, x, rules, "aot_eager") for rules in (BASE, all_in("int8")))
+    values = after.report.graphs[-1].kept
+    assert before.bytes == sum(value.before for value in values)
+    assert after.bytes == sum(value.after for value in values) < 0.75 * before.bytes
 
 
 @pytest.mark.exhaustive
 @needs_compiler
 def test_under_inductor_the_forward_is_the_same_and_less_is_held() -> None:
     model = Perceptron(depth=1)
-    before, after = (held_run(model, X, rules, "inductor") for rules in (BASE, all_in("int8")))
+    before, after = (held(model, X, rules, "inductor") for rules in (BASE, all_in("int8")))
     assert after.bytes == sum(value.after for value in after.report.graphs[-1].kept) < 0.65 * before.bytes
     torch.testing.assert_close(after.loss, before.loss, rtol=1e-6, atol=0)  # Inductor adds up in another order
     assert not same(before.gradients, after.gradients), "another policy is another graph, whatever caches know"

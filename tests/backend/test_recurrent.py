@@ -36,6 +36,11 @@ def trained(model: nn.Module, x: Tensor, autocast: bool, **how: object) -> list[
     return [result.detach().float(), *(parameter.grad for parameter in twin.parameters() if parameter.grad is not None)]
 
 
+def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 
 
@@ -43,9 +48,8 @@ KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_a_recurrent_layer_runs_in_the_kernels_of_eager_mode(kind: type[nn.RNNBase]) -> None:
     model, x = Net(kind), torch.randn(3, 2, 4)
     ours = trained(model, x, False, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
-    theirs = trained(model, x, True)
-    assert len(ours) == len(theirs) == 1 + len([*model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(ours) == 1 + len([*model.parameters()])
+    assert_equal(ours, trained(model, x, True))
 
 
 @KINDS
@@ -68,8 +72,7 @@ def test_an_lstm_that_onednn_has_no_kernel_for_runs_as_cells(monkeypatch: pytest
     model, x = Net(nn.LSTM), torch.randn(3, 2, 4)
     ours = trained(model, x, False, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})
     with torch.backends.mkldnn.flags(enabled=False):
-        theirs = trained(model, x, True)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert_equal(ours, trained(model, x, True))
 
 
 def test_an_lstm_of_any_number_of_rows_runs_as_cells() -> None:
@@ -78,9 +81,8 @@ def test_an_lstm_of_any_number_of_rows_runs_as_cells() -> None:
     how = {"backend": "fxamp", "dynamic": True, "options": {"policy": "cpu-bfloat16", "lowering": "eager"}}
     ours = trained(model, x, False, **how)
     with torch.backends.mkldnn.flags(enabled=False):
-        theirs, exact = trained(model, x, True), trained(model, x, False)
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert not torch.equal(ours[0], exact[0])
+        assert_equal(ours, trained(model, x, True))
+        assert not torch.equal(ours[0], trained(model, x, False)[0])
 
 
 class InARegion(nn.Module):
@@ -99,6 +101,5 @@ class InARegion(nn.Module):
 def test_an_lstm_of_any_number_of_rows_keeps_its_kernel_where_autocast_is_off() -> None:
     model, x = InARegion(), torch.randn(3, 2, 4)
     ours = trained(model, x, False, backend="fxamp", dynamic=True, options={"policy": "auto", "lowering": "eager"})
-    theirs = trained(model, x, False)
-    assert len(ours) == len(theirs) == 1 + len([*model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(ours) == 1 + len([*model.parameters()])
+    assert_equal(ours, trained(model, x, False))

@@ -162,16 +162,18 @@ def test_functions_of_torchs_database(op: Any) -> None:
 TWICE = ("SavesResult", "Asks", "CallsAnother", "SetUp", "twice in a row")
 
 
+def penalized(program: Program, autocast: bool) -> list[Tensor | None]:
+    """The gradients of a penalty on the gradients."""
+    a, b = leaf(4, 4), leaf(4, 4)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        result = program(a, b)
+    gradients = torch.autograd.grad(result.float().sum(), (a, b), create_graph=True)
+    torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().backward()
+    return [a.grad, b.grad]
+
+
 @each_once("name, around", [*TWICE, "in a checkpoint", "beside a transform"], [False, True])
 def test_a_second_backward_under_eager(name: str, around: bool) -> None:
-    def penalized(program: Program, autocast: bool) -> list[Tensor | None]:
-        a, b = leaf(4, 4), leaf(4, 4)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            result = program(a, b)
-        gradients = torch.autograd.grad(result.float().sum(), (a, b), create_graph=True)
-        torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().backward()
-        return [a.grad, b.grad]
-
     compiled = compile_with(PROGRAMS[name], "eager", policy="auto" if around else "cpu-bfloat16")
     for ours, theirs in zip(penalized(compiled, around), penalized(PROGRAMS[name], True), strict=True):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
@@ -209,19 +211,12 @@ def test_a_hook_has_autocasts_second_derivatives_or_is_refused() -> None:
         h.register_hook(lambda gradient: gradient * 2)
         return h * h
 
-    def second(call: Callable[..., Tensor], autocast: bool) -> list[Tensor]:
-        x, w = leaf(4, 4), leaf(4, 4)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            result = call(x, w)
-        gradients = torch.autograd.grad(result.float().sum(), (x, w), create_graph=True)
-        return list(torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, w)))  # type: ignore[arg-type]
-
     try:
-        ours = second(compile_with(program, "eager"), False)
+        ours = penalized(compile_with(program, "eager"), False)
     except DoubleBackwardError as error:
         assert "hook" in str(error) and hasattr(torch._dynamo.external_utils, "_ApplyBackwardHook")
     else:
-        assert all(map(torch.equal, ours, second(program, True)))
+        assert all(map(torch.equal, ours, penalized(program, True)))  # type: ignore[arg-type]
 
 
 @pytest.mark.exhaustive

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fxamp.kernels import check_unscale, check_unscale_
+
 BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32, torch.float64: torch.int64}
 # Loss scales, and the reciprocals that the kernels get: normal, inexact, inf, 0, subnormal, NaN.
 SCALES = (1.0, 65536.0, 3.0, 0.0, float("inf"), 2.0**127, 2.0**-127, float("nan"))
@@ -88,6 +90,24 @@ def expected(gradients: list[Tensor], inv_scale: Tensor, dtype: torch.dtype | No
         true.append(copy.to(dtype or gradient.dtype))
         flags.append(int(found_inf))
     return Expected(true, flags, float(any(flags)))
+
+
+def require_in_place(gradients: list[Tensor], inv_scale: Tensor) -> None:
+    """Fail unless gradients are unscaled in place as by torch's op, whatever the flags held before."""
+    reference = expected(gradients, inv_scale)
+    found_inf = torch.zeros((), device=inv_scale.device)
+    flags = torch.full((len(gradients),), 7, dtype=torch.int32, device=inv_scale.device)
+    check_unscale_(gradients, inv_scale, found_inf, flags)
+    assert (flags.tolist(), found_inf.item()) == (reference.flags, reference.found_inf)
+    assert all(map(same_bits, gradients, reference.true))
+
+
+def require_cast(gradients: list[Tensor], inv_scale: Tensor, dtype: torch.dtype) -> None:
+    """Fail unless gradients are unscaled to ``dtype`` as by a cast and torch's op, and stay as they are."""
+    before, reference = [gradient.clone() for gradient in gradients], expected(gradients, inv_scale, dtype)
+    true, flags = check_unscale(gradients, inv_scale, dtype)
+    assert flags.tolist() == reference.flags
+    assert all(map(same_bits, true, reference.true)) and all(map(same_bits, gradients, before))
 
 
 def same_bits(actual: Tensor, expected: Tensor) -> bool:

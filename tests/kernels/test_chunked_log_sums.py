@@ -4,11 +4,9 @@ from collections.abc import Callable
 
 import torch
 from support.checks.exhaustive import each_once
-from test_linear_cross_entropy import CLASSES, REDUCTIONS, ROWS, operands
+from test_linear_cross_entropy import CLASSES, REDUCTIONS, ROWS, Largest, operands
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fxamp.kernels.linear_cross_entropy import WITH_LOG_SUMS
 from fxamp.kernels.loss_chunks import Gradients
@@ -68,15 +66,6 @@ def test_rows_that_do_not_count_have_a_gradient_by_their_log_sums_alone() -> Non
 
 
 def test_no_tensor_of_all_logits_exists() -> None:
-    class Largest(TorchDispatchMode):
-        elements = 0
-
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            result = op(*args, **(kwargs or {}))
-            sizes = (leaf.untyped_storage().nbytes() // leaf.itemsize for leaf in tree_leaves(result))
-            self.elements = max(self.elements, *sizes, 0)
-            return result
-
     with Largest() as largest:
         USES["the mean of squares"](*chunked(*operands(torch.float32), "mean")).backward()
     assert 0 < largest.elements < ROWS * CLASSES

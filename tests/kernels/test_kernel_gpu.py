@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from kernel_cases import SCALES, expected, inverse, random_gradients, same_bits
+from kernel_cases import SCALES, expected, inverse, random_gradients, require_cast, require_in_place, same_bits
 from support.machines.lacks import needs_gpu
 from torch import Tensor
 
@@ -42,25 +42,13 @@ def test_triton_is_chosen() -> None:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_in_place_equals_torchs_op(seed: int) -> None:
-    gradients = on_gpu(seed)
-    inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
-    reference = expected(gradients, inv_scale)
-    found_inf, flags = torch.zeros((), device="cuda"), torch.ones(len(gradients), dtype=torch.int32, device="cuda")
-    check_unscale_(gradients, inv_scale, found_inf, flags)
-    assert flags.tolist() == reference.flags
-    assert found_inf.item() == reference.found_inf
-    assert all(map(same_bits, gradients, reference.true))
+    require_in_place(on_gpu(seed), inverse(SCALES[seed % len(SCALES)], "cuda"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
-    gradients = on_gpu(seed)
-    inv_scale = inverse(SCALES[seed % len(SCALES)], "cuda")
-    reference = expected(gradients, inv_scale, dtype)
-    true, flags = check_unscale(gradients, inv_scale, dtype)
-    assert flags.tolist() == reference.flags
-    assert all(map(same_bits, true, reference.true))
+    require_cast(on_gpu(seed), inverse(SCALES[seed % len(SCALES)], "cuda"), dtype)
 
 
 def test_check_only_writes_nothing() -> None:

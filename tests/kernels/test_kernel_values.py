@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from kernel_cases import SCALES, expected, finite_bits, inverse, random_gradients, same_bits
+from kernel_cases import (
+    SCALES,
+    expected,
+    finite_bits,
+    inverse,
+    random_gradients,
+    require_cast,
+    require_in_place,
+    same_bits,
+)
 
 from fxamp.kernels import check_, check_unscale, check_unscale_
 from fxamp.kernels.launch_plan import CHUNK, DTYPES
@@ -14,14 +23,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @pytest.mark.parametrize("seed", range(16))
 def test_in_place_equals_torchs_op(seed: int) -> None:
-    gradients = random_gradients(seed, DTYPES)
-    inv_scale = inverse(SCALES[seed % len(SCALES)])
-    reference = expected(gradients, inv_scale)
-    found_inf, flags = torch.zeros(()), torch.full((len(gradients),), 7, dtype=torch.int32)
-    check_unscale_(gradients, inv_scale, found_inf, flags)
-    assert flags.tolist() == reference.flags
-    assert found_inf.item() == reference.found_inf
-    assert all(map(same_bits, gradients, reference.true))
+    require_in_place(random_gradients(seed, DTYPES), inverse(SCALES[seed % len(SCALES)]))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
@@ -41,14 +43,7 @@ def test_the_default_dtype_changes_nothing(default: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_to_another_dtype_equals_cast_then_torchs_op(seed: int, dtype: torch.dtype) -> None:
-    gradients = random_gradients(seed, DTYPES)
-    before = [gradient.clone() for gradient in gradients]
-    inv_scale = inverse(SCALES[seed % len(SCALES)])
-    reference = expected(gradients, inv_scale, dtype)
-    true, flags = check_unscale(gradients, inv_scale, dtype)
-    assert flags.tolist() == reference.flags
-    assert all(map(same_bits, true, reference.true))
-    assert all(map(same_bits, gradients, before))
+    require_cast(random_gradients(seed, DTYPES), inverse(SCALES[seed % len(SCALES)]), dtype)
 
 
 @pytest.mark.parametrize("seed", range(200, 206))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.kernels.linear_cross_entropy import CHUNKED
-from fxamp.kernels.loss_chunks import NONE, Gradients
+from fxamp.kernels.loss_chunks import Gradients
 
 ROWS, WIDTH, CLASSES = 10, 6, 13
 REDUCTIONS = ("none", "mean", "sum")
@@ -264,16 +264,6 @@ def test_a_second_derivative_raises() -> None:
         torch.autograd.grad(Loss().chunked(x, w, b), x, create_graph=True)
 
 
-def test_each_row_has_its_own_gradient_without_a_reduction() -> None:
-    """The forward cannot make them: it does not know what the rows are multiplied by."""
-    form = Loss("none", gradients=Gradients.IN_FORWARD)
-    assert REDUCTIONS.index("none") == NONE
-    for ours, exact in zip(
-        outcome(form.chunked, operands()), outcome(form.whole, operands(torch.float64)), strict=True
-    ):
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
-
-
 def with_learned_operands(loss: Callable[..., Tensor], target: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
     """The gradients of all operands, of which all but classes need one."""
     tensors = [*operands(dtype), target, (torch.arange(1.0, CLASSES + 1, dtype=dtype) / CLASSES).requires_grad_()]
@@ -303,6 +293,25 @@ def test_targets_and_weights_that_need_a_gradient_have_one(reduction: str) -> No
             with_learned_operands(loss, Loss().target(), torch.float32)
 
 
+def beside_torch(
+    x: Tensor, w: Tensor, target: Tensor, form: Loss, seed: float = 1.0
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Loss and gradients of the chunked loss, and of torch's, in float32; backwards start with ``seed``."""
+
+    def outcome(loss: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor | None]:
+        leaves = [operand.detach().clone().requires_grad_() for operand in (x, w)]
+        result = loss(*leaves)
+        result.backward(torch.full_like(result, seed))
+        return [result.detach(), *(leaf.grad for leaf in leaves)]
+
+    reduction, smoothing, gradients = REDUCTIONS.index(form.reduction), form.label_smoothing, str(form.gradients)
+    settings: dict[str, Any] = {"ignore_index": 5, "reduction": form.reduction, "label_smoothing": smoothing}
+    return (
+        outcome(lambda x, w: CHUNKED(x, w, None, target, None, reduction, 5, smoothing, x.dtype, 3, gradients)),
+        outcome(lambda x, w: F.cross_entropy(F.linear(x, w), target, **settings)),
+    )
+
+
 @pytest.mark.parametrize("gradients", Gradients)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("rows", [0, ROWS])
@@ -310,18 +319,9 @@ def test_without_rows_that_count_gradients_are_zero_as_torch_has_it(
     rows: int, reduction: str, gradients: Gradients
 ) -> None:
     """Fine-tuning meets batches of which every label is ignored; the loss is nan, and the weights must not be."""
-
-    def outcome(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor | None]:
-        x, w, _ = operands()
-        x = x.detach()[:rows].requires_grad_()
-        result = loss(x, w, torch.full((rows,), 5))
-        (result / (1 if reduction == "mean" else 0)).backward()
-        return [result.detach(), x.grad, w.grad]
-
-    number = REDUCTIONS.index(reduction)
-    ours = outcome(lambda x, w, t: CHUNKED(x, w, None, t, None, number, 5, 0.0, x.dtype, 3, str(gradients)))
-    theirs = outcome(lambda x, w, t: F.cross_entropy(F.linear(x, w), t, ignore_index=5, reduction=reduction))
-    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    x, w, _ = operands()
+    form, seed = Loss(reduction, gradients=gradients), 1.0 if reduction == "mean" else float("inf")
+    torch.testing.assert_close(*beside_torch(x[:rows], w, torch.full((rows,), 5), form, seed), equal_nan=True)
 
 
 def test_without_gradients_none_are_made() -> None:
@@ -362,19 +362,10 @@ def test_products_add_up_in_float32_in_one_buffer(
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_rows_that_do_not_count_may_be_no_numbers(reduction: str, gradients: Gradients) -> None:
     """Attention makes nan of rows that are all padding; their labels are ignored."""
-
-    def outcome(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor | None]:
-        x, w, _ = operands()
-        with torch.no_grad():
-            x[3], x[7] = float("nan"), float("inf")
-        result = loss(x, w, torch.arange(ROWS).where(torch.arange(ROWS) % 4 != 3, 5))
-        result.sum().backward()
-        return [result.detach(), x.grad, w.grad]
-
-    number = REDUCTIONS.index(reduction)
-    ours = outcome(lambda x, w, t: CHUNKED(x, w, None, t, None, number, 5, 0.1, x.dtype, 3, str(gradients)))
-    theirs = outcome(
-        lambda x, w, t: F.cross_entropy(F.linear(x, w), t, ignore_index=5, reduction=reduction, label_smoothing=0.1)
-    )
+    x, w, _ = operands()
+    with torch.no_grad():
+        x[3], x[7] = float("nan"), float("inf")
+    target = torch.arange(ROWS).where(torch.arange(ROWS) % 4 != 3, 5)
+    ours, theirs = beside_torch(x, w, target, Loss(reduction, 0.1, gradients=gradients))
     assert ours[0] is not None and ours[0].isfinite().all()
     torch.testing.assert_close(ours, theirs, equal_nan=True)

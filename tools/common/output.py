@@ -104,32 +104,27 @@ def _write_file(text: str, file: Path) -> None:
     path = Path(os.path.realpath(file))  # write through a symbolic link instead of replacing it
     if path.is_symlink():
         raise OptionError(f"--output {str(file)!r}: {os.strerror(errno.ELOOP)}")
-    if path.exists() and not path.is_file():
-        return _write_into(text, file)  # a device or a pipe must not be replaced by a file
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        if path.exists() and not path.is_file():
+            file.write_text(text, encoding="utf-8")  # a device or a pipe must not be replaced by a file
+        else:
+            _replace(path, text)
     except OSError as error:
         raise OptionError(f"--output {str(file)!r}: {error.strerror or error}") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Let ``path`` be a file with ``text``; it is the previous one until all of ``text`` is written."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     part = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         part.chmod(path.stat().st_mode if path.exists() else 0o666 & ~_umask())
         part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise OptionError(f"--output {str(file)!r}: {error.strerror or error}") from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    return None
-
-
-def _write_into(text: str, path: Path) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"--output {str(path)!r}: {error.strerror or error}") from error
 
 
 def _umask() -> int:

@@ -14,29 +14,27 @@ _LOGS = ("torch._dynamo", "torch._subclasses", "torch.export", "torch.fx")
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Suppress torch's log messages about graph breaks and errors; listings and errors report them instead."""
-    logs = [logging.getLogger(name) for name in _LOGS]
-    before = [log.level for log in logs]
-    for log in logs:
-        log.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.setLevel(level)
+    with _logging_from(logging.CRITICAL + 1, *_LOGS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def unlogged() -> contextlib.AbstractContextManager[None]:
+    """Within the block, fxamp logs only errors."""
+    return _logging_from(logging.ERROR, "fxamp")
 
 
 @contextlib.contextmanager
-def unlogged(name: str) -> Iterator[None]:
-    """Within the block, the logger ``name`` (such as ``"fxamp.optim"``) emits only errors."""
-    log = logging.getLogger(name)
-    before = log.level
-    log.setLevel(logging.ERROR)
+def _logging_from(level: int, *names: str) -> Iterator[None]:
+    logs = [logging.getLogger(name) for name in names]
+    before = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(level)
     try:
         yield
     finally:
-        log.setLevel(before)
+        for log, own in zip(logs, before, strict=True):
+            log.setLevel(own)
 
 
 @contextlib.contextmanager

@@ -231,12 +231,10 @@ def _expression(operation: ast.AST) -> Callable[..., Any]:
 
 def _statement(text: str) -> ast.stmt | ast.expr:
     try:
-        body = ast.parse(text).body
+        (statement,) = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"{text[:80]!r} is not a call") from error
-    if len(body) != 1:
-        raise Unreadable(f"{text[:80]!r} is not a call")
-    return body[0].value if isinstance(body[0], ast.Expr) else body[0]
+    return statement.value if isinstance(statement, ast.Expr) else statement
 
 
 def _parsed(text: str) -> ast.expr:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.machines.gpu_layouts import require_gpu_layouts
+from support.machines.gpu_layouts import product_on_gpu, require_gpu_layouts
 from support.oracles.nvfp4_beside import RECIPES, dequantized, of_tiles, quantized, spread
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torchao.prototype.mx_formats.kernels import f4_unpacked_to_f32, unpack_uint4
 from torchao.prototype.mx_formats.utils import from_blocked
 
@@ -203,11 +201,4 @@ def test_gpus_receive_the_same_products(recipe: str, rows: int, monkeypatch: pyt
 
 
 def test_a_gpus_graph_multiplies_packed_values() -> None:
-    def layer(x: Tensor, weight: Tensor) -> Tensor:
-        return scaled_linear(x, weight, None, "pretraining", torch.bfloat16)
-
-    with FakeTensorMode():
-        x, weight = torch.empty(48, 64, dtype=torch.bfloat16, device="cuda"), torch.empty(96, 64, device="cuda")
-        graph = make_fx(layer)(x, weight).graph
-    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
-    assert product.args[0].meta["val"].dtype is torch.float4_e2m1fn_x2
+    assert product_on_gpu("pretraining").args[0].meta["val"].dtype is torch.float4_e2m1fn_x2

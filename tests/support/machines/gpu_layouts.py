@@ -5,8 +5,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxamp.kernels.products import scaled_linear
 
 
 class GpuLayouts(TorchDispatchMode):
@@ -35,3 +39,16 @@ def require_gpu_layouts(func: Callable[..., Any], args: Any, kwargs: Any) -> Non
 
         mode.allow_non_fake_inputs = True
         func(*pytree.tree_map_only(torch.Tensor, on_cuda, args), **pytree.tree_map_only(torch.Tensor, on_cuda, kwargs))
+
+
+def product_on_gpu(recipe: str) -> Node:
+    """The only product of blocks in the graph that a GPU runs for a linear layer."""
+
+    def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return scaled_linear(x, weight, None, recipe, torch.bfloat16)
+
+    with FakeTensorMode():
+        x, weight = torch.empty(48, 64, dtype=torch.bfloat16, device="cuda"), torch.empty(96, 64, device="cuda")
+        graph = make_fx(layer)(x, weight).graph
+    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten._scaled_mm.default)
+    return product

@@ -153,7 +153,7 @@ class Trials:
         lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
         lowering = "aot_eager" if lowered else "eager"
         # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
-        with unlogged("fxamp"):
+        with unlogged():
             return under_policy(self.work.file, self._copy(), policy, lowering, self._start, self._beside)[0]
 
 

@@ -43,7 +43,7 @@ class Measuring:
         lowering, work = self.lowering(policy), self.work
         copy = Copy.of(work.model, self.batches)
         draws = [_nearby(copy.model, draw) for draw in self.draws]
-        with unlogged("fxamp"):
+        with unlogged():
             outcomes = each_under_policy(work.file, copy, policy, lowering, work.start, draws, work.loss.function)
         pairs = [(results, self._float64(draw)) for (results, _), draw in zip(outcomes, self.draws, strict=True)]
         return [
