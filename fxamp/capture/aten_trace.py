@@ -24,6 +24,7 @@ from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_stat
 from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
+from fxamp.capture.hidden_gradients import Gradients, without_hooks
 from fxamp.capture.module_fakes import ModuleFakes
 from fxamp.capture.objects import is_object
 from fxamp.capture.reads import Reads
@@ -156,11 +157,14 @@ class _AtenTrace(Interpreter):
     def _traced(self, n: Node) -> Any:
         """Trace ``n``. A call with an effect but without an op is left verbatim, because the trace lacks the effect.
 
-        Raises CaptureError if the result is a tensor that no op of the trace returns.
+        Raises CaptureError if the result is a tensor that no op of the trace returns, or has another gradient than its
+        ops.
         """
         last, tensors = self._last, self._inputs(n)
-        versions = [tensor._version for tensor in tensors]
-        result = super().run_node(n)
+        versions, gradients = [tensor._version for tensor in tensors], Gradients(tensors)
+        with without_hooks():
+            result = super().run_node(n)
+        gradients.require_derived(result)
         no_op = self._last is last and n.op in ("call_function", "call_method")
         if no_op and is_object(result):
             self._objects[n] = self._copy(n)
