@@ -18,6 +18,7 @@ from fxamp.optim.compiled_optimizer import CompiledOptimizer
 from fxamp.optim.in_backward import steps_in_backward
 from fxamp.optim.precision.state_precision import complete_state, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
@@ -121,7 +122,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    return any(parameter.grad is not None for parameter in optimized_parameters(optimizer))
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer, hooks: bool) -> bool:

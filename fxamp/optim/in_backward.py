@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fxamp.errors import OptionError
-from fxamp.optim.reading.layout import optimized_parameters
+from fxamp.optim.reading.layout import optimized_parameters, settings_of
 from fxamp.optim.tracing.stand_ins import plain_step, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
@@ -150,12 +150,8 @@ def require_policy(policy: Policy) -> None:
 def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """Return the settings of each group; tensors, as of a learning rate, by their identity and number of writes."""
     return [
-        {
-            key: (id(value), value._version) if isinstance(value, Tensor) else value
-            for key, value in group.items()
-            if key not in ("params", "param_names")
-        }
-        for group in optimizer.param_groups
+        {name: (id(value), value._version) if isinstance(value, Tensor) else value for name, value in group.items()}
+        for group in settings_of(optimizer)
     ]
 
 

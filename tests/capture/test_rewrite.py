@@ -61,11 +61,16 @@ def test_fake_tensors_of_a_device_that_is_not_there() -> None:
     assert value.device.type == "cuda" and value.dtype is torch.float32
 
 
-def test_a_graph_module_is_taken_as_it_is() -> None:
+def squared() -> torch.fx.GraphModule:
+    """A graph of ATen: a matrix's product with itself."""
     graph = torch.fx.Graph()
     a = graph.placeholder("a")
     graph.output(graph.call_function(torch.ops.aten.mm.default, (a, a)))
-    rewritten = fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (torch.ones(2, 2),), policy="cpu-float16")
+    return torch.fx.GraphModule(nn.Module(), graph)
+
+
+def test_a_graph_module_is_taken_as_it_is() -> None:
+    rewritten = fxamp.rewrite(squared(), (torch.ones(2, 2),), policy="cpu-float16")
     assert rewritten(torch.ones(2, 2)).dtype is torch.float16
 
 
@@ -237,11 +242,8 @@ def test_wrong_arguments() -> None:
 
 
 def test_a_call_that_cannot_be_traced_is_refused() -> None:
-    graph = torch.fx.Graph()
-    a = graph.placeholder("a")
-    graph.output(graph.call_function(torch.ops.aten.mm.default, (a, a)))
     with pytest.raises(CaptureError, match=r"mm_default = aten\.mm\.default cannot be traced"):
-        fxamp.rewrite(torch.fx.GraphModule(nn.Module(), graph), (torch.ones(2, 3),), policy="cpu-bfloat16")
+        fxamp.rewrite(squared(), (torch.ones(2, 3),), policy="cpu-bfloat16")
 
 
 class Averages(nn.Module):

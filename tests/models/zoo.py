@@ -16,14 +16,24 @@ VOCABULARY = 64
 
 #: A small batch by argument name, the labels among it.
 Batch = dict[str, Any]
-_TEXT: dict[str, Any] = {
+TEXT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 64,
 }
-_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+ENCODER = {name: value for name, value in TEXT.items() if name != "vocab_size"}
+DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MAMBA: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "state_size": 4,
+    "time_step_rank": 4,
+    # The scan is used only when compiled: the two sides would run different programs.
+    "use_associative_scan": False,
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ def _tokens() -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (2, 8))
 
 
-def _text() -> Batch:
+def text() -> Batch:
     tokens = _tokens()
     return {"input_ids": tokens, "labels": tokens}
 
@@ -99,7 +109,7 @@ def _gpt2(attention: str = "sdpa") -> torch.nn.Module:
 
 
 def _bert() -> torch.nn.Module:
-    return hf.BertForSequenceClassification(hf.BertConfig(**_TEXT, **_DROPOUT))
+    return hf.BertForSequenceClassification(hf.BertConfig(**TEXT, **DROPOUT))
 
 
 def _t5() -> torch.nn.Module:
@@ -117,35 +127,25 @@ def _t5() -> torch.nn.Module:
 
 
 def _llama(attention: str = "sdpa") -> torch.nn.Module:
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**_TEXT, num_key_value_heads=2, attn_implementation=attention))
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**TEXT, num_key_value_heads=2, attn_implementation=attention))
 
 
 def _qwen3() -> torch.nn.Module:
-    config = hf.Qwen3Config(**_TEXT, num_key_value_heads=2, head_dim=8, attn_implementation="eager")
+    config = hf.Qwen3Config(**TEXT, num_key_value_heads=2, head_dim=8, attn_implementation="eager")
     return hf.Qwen3ForCausalLM(config)
 
 
 def _mixtral(experts: str = "grouped_mm") -> torch.nn.Module:
-    config = hf.MixtralConfig(**_TEXT, num_key_value_heads=2, num_local_experts=4, experts_implementation=experts)
+    config = hf.MixtralConfig(**TEXT, num_key_value_heads=2, num_local_experts=4, experts_implementation=experts)
     return hf.MixtralForCausalLM(config)
 
 
 def _mamba() -> torch.nn.Module:
-    config = hf.MambaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        num_hidden_layers=1,
-        state_size=4,
-        time_step_rank=4,
-        # The scan is used only when compiled: the two sides would run different programs.
-        use_associative_scan=False,
-    )
-    return hf.MambaForCausalLM(config)
+    return hf.MambaForCausalLM(hf.MambaConfig(**MAMBA))
 
 
 def _vit() -> torch.nn.Module:
-    sizes = {key: value for key, value in _TEXT.items() if key != "vocab_size"}
-    return hf.ViTForImageClassification(hf.ViTConfig(**sizes, **_DROPOUT, image_size=16, patch_size=8))
+    return hf.ViTForImageClassification(hf.ViTConfig(**ENCODER, **DROPOUT, image_size=16, patch_size=8))
 
 
 def _swin() -> torch.nn.Module:
@@ -158,7 +158,7 @@ def _swin() -> torch.nn.Module:
         window_size=4,
         drop_path_rate=0.0,
         attn_implementation="eager",
-        **_DROPOUT,
+        **DROPOUT,
     )
     return hf.SwinForImageClassification(config)
 
@@ -195,7 +195,7 @@ def _whisper() -> torch.nn.Module:
 
 def _wav2vec2() -> torch.nn.Module:
     config = hf.Wav2Vec2Config(
-        **{**_TEXT, "vocab_size": 32},
+        **{**TEXT, "vocab_size": 32},
         conv_dim=(16, 16),
         conv_stride=(5, 2),
         conv_kernel=(10, 3),
@@ -215,8 +215,8 @@ def _wav2vec2() -> torch.nn.Module:
 
 def _deberta() -> torch.nn.Module:
     config = hf.DebertaV2Config(
-        **_TEXT,
-        **_DROPOUT,
+        **TEXT,
+        **DROPOUT,
         relative_attention=True,
         position_buckets=8,
         pos_att_type=["p2c", "c2p"],
@@ -227,18 +227,18 @@ def _deberta() -> torch.nn.Module:
 
 
 MODELS: dict[str, Spec] = {
-    "gpt2": Spec(_gpt2, _text),
-    "gpt2-eager-attention": Spec(lambda: _gpt2("eager"), _text, variant=True),
+    "gpt2": Spec(_gpt2, text),
+    "gpt2-eager-attention": Spec(lambda: _gpt2("eager"), text, variant=True),
     "bert": Spec(_bert, _classified_text),
     "t5": Spec(
-        _t5, _text, seed=3
+        _t5, text, seed=3
     ),  # its attention is unscaled, so saturated: with other seeds few elements make the error
-    "llama": Spec(_llama, _text),
-    "llama-eager-attention": Spec(lambda: _llama("eager"), _text, variant=True),
-    "qwen3": Spec(_qwen3, _text),
-    "mixtral": Spec(_mixtral, _text, float64=lambda: _mixtral("eager")),
-    "mixtral-looped-experts": Spec(lambda: _mixtral("eager"), _text, variant=True),
-    "mamba": Spec(_mamba, _text),
+    "llama": Spec(_llama, text),
+    "llama-eager-attention": Spec(lambda: _llama("eager"), text, variant=True),
+    "qwen3": Spec(_qwen3, text),
+    "mixtral": Spec(_mixtral, text, float64=lambda: _mixtral("eager")),
+    "mixtral-looped-experts": Spec(lambda: _mixtral("eager"), text, variant=True),
+    "mamba": Spec(_mamba, text),
     "vit": Spec(_vit, _images),
     "swin": Spec(_swin, _images),
     "resnet": Spec(_resnet, _images),

@@ -63,14 +63,19 @@ def finish(scaler: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list
     return skips
 
 
+def prepared(lowering: str) -> tuple[nn.Module, fxamp.GradScaler, Callable[..., Tensor], torch.optim.Optimizer]:
+    """A module, its scaler, the module compiled with it, and its optimizer."""
+    net, scaler = model(), make_scaler()
+    return net, scaler, compile_scaled(net, scaler, lowering), sgd(net)
+
+
 @pytest.fixture(params=exhaustive(LOWERINGS, always=["aot_eager"]))
 def lowering(request: pytest.FixtureRequest) -> Iterator[str]:
     yield request.param
 
 
 def test_nothing_is_read_twice_in_a_plain_loop(lowering: str, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    _net, scaler, compiled, optimizer = prepared(lowering)
     for bad in (False, True, False):
         backward(scaler, compiled(leaf(2, 4)), bad)
         assert finish(scaler, optimizer) == [bad]
@@ -80,8 +85,7 @@ def test_nothing_is_read_twice_in_a_plain_loop(lowering: str, read: Read) -> Non
 
 
 def test_accumulation_is_read_again_and_one_bad_batch_skips_the_step(lowering: str, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    _net, scaler, compiled, optimizer = prepared(lowering)
     for batches in ([False, False], [True, False], [False, True], [False, False]):
         for bad in batches:
             backward(scaler, compiled(leaf(2, 4)), bad)
@@ -106,8 +110,7 @@ def test_a_bad_batch_whose_gradient_was_dropped_skips_nothing(
     if skip == "device":
         monkeypatch.setattr(graph_flags, "known", lambda flags: None)
         monkeypatch.setattr(gradient_check, "known", lambda flags: None)
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    net, scaler, compiled, optimizer = prepared(lowering)
     x = leaf(2, 4).detach()
     for _ in range(2):
         backward(scaler, compiled(x), bad=True)
@@ -120,8 +123,7 @@ def test_a_bad_batch_whose_gradient_was_dropped_skips_nothing(
 
 
 def test_a_bad_gradient_that_was_only_computed_skips_nothing(lowering: str) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    net, scaler, compiled, optimizer = prepared(lowering)
     x = leaf(2, 4).detach()
     torch.autograd.grad(scaler.scale(compiled(x).sum() * 1e38), list(net.parameters()))
     backward(scaler, compiled(x))
@@ -130,8 +132,7 @@ def test_a_bad_gradient_that_was_only_computed_skips_nothing(lowering: str) -> N
 
 def test_a_bad_gradient_that_is_assigned_skips_the_step(lowering: str) -> None:
     """Its flag counts, though a later backward found nothing."""
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    net, scaler, compiled, optimizer = prepared(lowering)
     x, parameters = leaf(2, 4).detach(), list(net.parameters())
     bad = torch.autograd.grad(scaler.scale(compiled(x).sum() * 1e38), parameters)
     backward(scaler, compiled(x))
@@ -141,8 +142,7 @@ def test_a_bad_gradient_that_is_assigned_skips_the_step(lowering: str) -> None:
 
 
 def test_a_bad_batch_whose_gradient_was_set_to_zero_skips_the_step(lowering: str) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    _net, scaler, compiled, optimizer = prepared(lowering)
     backward(scaler, compiled(leaf(2, 4).detach()), bad=True)
     optimizer.zero_grad(set_to_none=False)
     backward(scaler, compiled(leaf(2, 4).detach()))
@@ -169,8 +169,7 @@ TOUCHES: dict[str, Callable[[nn.Module], object]] = {
 
 @pytest.mark.parametrize("touch", TOUCHES)
 def test_an_overflow_from_elsewhere_is_seen(touch: str, lowering: str, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    net, scaler, compiled, optimizer = prepared(lowering)
     before = net.linear.bias.detach().clone()
     backward(scaler, compiled(leaf(2, 4)))
     TOUCHES[touch](net)
@@ -195,18 +194,16 @@ def test_memory_that_is_used_again_is_not_taken_for_what_was_checked() -> None:
 
 
 def test_a_hook_that_hides_an_overflow_does_not_hide_the_flag(lowering: str) -> None:
-    net, scaler = model(), make_scaler()
+    net, scaler, compiled, optimizer = prepared(lowering)
     net.linear.bias.register_hook(torch.nan_to_num)
     net.linear.weight.register_hook(torch.nan_to_num)
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     backward(scaler, compiled(leaf(2, 4).detach()), bad=True)
     assert net.linear.bias.grad.isfinite().all()
     assert finish(scaler, optimizer) == [True]
 
 
 def test_a_parameter_shared_with_eager_code_has_the_sum_of_true_gradients(lowering: str, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    net, scaler, compiled, optimizer = prepared(lowering)
     x = leaf(2, 4).detach()
     (compiled(x).sum()).backward()
     alone = net.linear.weight.grad.clone()
@@ -232,8 +229,7 @@ def test_one_compiled_graph_serves_two_modules_and_knows_them_apart(lowering: st
 
 
 def test_a_parameter_in_two_graphs(lowering: str, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    _net, scaler, compiled, optimizer = prepared(lowering)
     for bad in ([False, False], [True, False], [False, True], [True, True]):
         outputs = [
             compiled(leaf(2, 4, seed=seed)).sum() * (1e38 if overflows else 1) for seed, overflows in enumerate(bad)
@@ -304,8 +300,7 @@ def test_two_losses_over_one_graph(lowering: str) -> None:
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zeroed_gradients_are_summed_into_and_read_again(lowering: str, set_to_none: bool, read: Read) -> None:
-    net, scaler = model(), make_scaler()
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
+    _net, scaler, compiled, optimizer = prepared(lowering)
     for _ in range(2):
         backward(scaler, compiled(leaf(2, 4)))
         scaler.step(optimizer)
@@ -315,9 +310,8 @@ def test_zeroed_gradients_are_summed_into_and_read_again(lowering: str, set_to_n
 
 
 def test_a_frozen_parameter_gets_no_gradient_and_no_flag(lowering: str) -> None:
-    net, scaler = model(), make_scaler()
+    net, scaler, compiled, optimizer = prepared(lowering)
     net.linear.weight.requires_grad_(False)
-    compiled, optimizer = compile_scaled(net, scaler, lowering), sgd(net)
     backward(scaler, compiled(leaf(2, 4)), bad=True)
     assert net.linear.weight.grad is None
     assert finish(scaler, optimizer) == [True]
@@ -341,13 +335,15 @@ def test_sizes_may_change(lowering: str) -> None:
             assert finish(scaler, optimizer) == [bad]
 
 
-def test_a_graph_that_writes_to_its_input_gets_that_tangent_scaled_too() -> None:
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        x.mul_(2)
-        return x @ w
+def doubling(x: Tensor, w: Tensor) -> Tensor:
+    """Writes to its input."""
+    x.mul_(2)
+    return x @ w
 
+
+def test_a_graph_that_writes_to_its_input_gets_that_tangent_scaled_too() -> None:
     scaler, gradients = make_scaler(), []
-    for call in (compile_scaled(program, scaler, "aot_eager"), program):
+    for call in (compile_scaled(doubling, scaler, "aot_eager"), doubling):
         x, w = leaf(4, 4), leaf(4, 4, seed=1)
         inner = x * 1
         output = call(inner, w)
@@ -358,12 +354,8 @@ def test_a_graph_that_writes_to_its_input_gets_that_tangent_scaled_too() -> None
 
 
 def test_the_eager_lowering_refuses_a_graph_that_writes_to_its_input() -> None:
-    def program(x: Tensor, w: Tensor) -> Tensor:
-        x.mul_(2)
-        return x @ w
-
     with pytest.raises(fxamp.FxampError, match=r"writes in place to its input 'l_x_'.*aot_eager"):
-        compile_scaled(program, make_scaler(), "eager")(leaf(4, 4) * 1, leaf(4, 4))
+        compile_scaled(doubling, make_scaler(), "eager")(leaf(4, 4) * 1, leaf(4, 4))
 
 
 def test_what_comes_out_may_be_written_to(lowering: str) -> None:

@@ -188,7 +188,7 @@ def read_layout(optimizer: torch.optim.Optimizer, counted: frozenset[str] = froz
             several devices, state that is not a dict of tensors and constants, a parameter that is there twice, memory
             that two tensors share which a step may write to.
     """
-    owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    owners = optimized_parameters(optimizer)
     settings = settings_of(optimizer, counted)
     known = {id(parameter): local(parameter) for parameter in owners}
     if len(known) < len(owners):

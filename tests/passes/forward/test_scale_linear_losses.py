@@ -91,9 +91,7 @@ def test_torchs_loss_in_float16() -> None:
     "form, dtype", [({}, "bfloat16"), ({"chunked": False}, "float16"), ({"reduction": "none"}, "float16")]
 )
 def test_what_loses_nothing_stays(form: dict[str, Any], dtype: str) -> None:
-    bench = bench_of(Net(**form), dtype)
-    before = bench.text
-    assert bench.run(ScaleLinearLosses()).modified == 0 and bench.text == before
+    bench_of(Net(**form), dtype).assert_unchanged_by(ScaleLinearLosses())
 
 
 def outcome(run: Any, module: nn.Module, x: Tensor, target: Tensor, scale: float = 1.0) -> list[Tensor]:

@@ -5,14 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.bench_graph import assert_unchanged, traced_step
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.capture import Captured
-from fxamp.graph import format_graph
 from fxamp.kernels.blockwise_8bit import block_scales, decode, encode
-from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import Context
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, ROLE, STREAM, PackState
 from fxamp.passes.step.spread_fills import SpreadFills
@@ -33,13 +31,10 @@ def update(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tens
 
 
 def traced(function: Callable[..., Any], count: int = 300) -> tuple[GraphModule, Captured, Context]:
-    mode = fake_mode()
-    with mode:
-        steps = torch.zeros((), dtype=torch.int32)
-        gm = make_fx(function)(*(torch.empty(count) for _ in ROLES[:-1]), steps)
+    gm, context = traced_step(function, *(torch.empty(count) for _ in ROLES[:-1]), torch.empty((), dtype=torch.int32))
     for node, role in zip(gm.graph.find_nodes(op="placeholder"), ROLES, strict=True):
         node.meta[ROLE] = role
-    return gm, Captured(gm, mode), Context(mode)
+    return gm, Captured(gm, context.mode), context
 
 
 def test_codes_are_decoded_as_they_are_read_and_encoded_as_they_are_written() -> None:
@@ -91,10 +86,8 @@ def test_a_step_that_draws_counts_itself_and_draws_other_bits_the_next_time() ->
 
 @pytest.mark.parametrize("stored", [{}, {"other": "s3m4"}])
 def test_nothing_to_store_nothing_changed(stored: dict[str, str]) -> None:
-    gm, captured, context = traced(update)
-    before = format_graph(gm)
-    (record,) = run_passes(captured, context, PackState(stored))
-    assert record.modified == 0 and format_graph(gm) == before
+    gm, _, context = traced(update)
+    assert_unchanged(gm, context, PackState(stored))
 
 
 def test_a_second_run_changes_nothing() -> None:
@@ -102,9 +95,7 @@ def test_a_second_run_changes_nothing() -> None:
     packer = PackState({"mean": "u5m3", "gradient": "bfloat16"}, stochastic=True)
     assert packer.ensures(gm, context) == "not stored in their form: gradient_1, mean_1"
     run_passes(captured, context, packer)
-    before = format_graph(gm)
-    (record,) = run_passes(captured, context, packer)
-    assert record.modified == 0 and format_graph(gm) == before
+    assert_unchanged(gm, context, packer)
 
 
 def filled(parameter: Tensor, gradient: Tensor, mean: Tensor, compensation: Tensor, steps: Tensor) -> tuple[()]:

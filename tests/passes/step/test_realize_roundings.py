@@ -1,17 +1,15 @@
 """realize-roundings: a rounding error is computed from the value that memory holds."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from support.checks.bench_graph import golden_pass
+from support.checks.bench_graph import assert_unchanged, golden_pass, traced_step
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import GraphModule
 
-from fxamp.capture import Captured
-from fxamp.graph import format_graph
-from fxamp.optim.tracing.trace import fake_mode
-from fxamp.passes.base import Context, Result
+from fxamp.passes.base import Context
 from fxamp.passes.step.realize_roundings import RealizeRoundings
-from fxamp.pipeline import run_passes
 
 
 def compensated(parameter: Tensor, lost: Tensor, update: Tensor) -> None:
@@ -36,32 +34,24 @@ def ordinary(parameter: Tensor, average: Tensor, update: Tensor) -> None:
     parameter.copy_(decayed - average)
 
 
-def captured(function: object, dtype: torch.dtype = torch.bfloat16) -> tuple[Captured, Context]:
-    mode = fake_mode()
-    with mode:
-        inputs = torch.empty(4, dtype=dtype), torch.empty(4, dtype=dtype), torch.empty(4)
-        functional = torch.func.functionalize(function, remove="mutations")  # type: ignore[arg-type]
-        gm = make_fx(functional)(*inputs)
-    return Captured(gm, mode), Context(mode)
+def traced(function: Callable[..., None], dtype: torch.dtype = torch.bfloat16) -> tuple[GraphModule, Context]:
+    functional = torch.func.functionalize(function, remove="mutations")
+    return traced_step(functional, torch.empty(4, dtype=dtype), torch.empty(4, dtype=dtype), torch.empty(4))
 
 
 @pytest.mark.parametrize("function", [compensated, compensated_in_16_bits], ids=lambda function: function.__name__)
-def test_what_is_read_from_its_bits_and_that_values_stay(function: object) -> None:
-    graph, context = captured(function)
-    name = f"passes/realize-roundings-{function.__name__}"  # type: ignore[attr-defined]
-    record = golden_pass(name, graph.module, context, RealizeRoundings(), "not realized")
-    assert record.modified == 1
+def test_what_is_read_from_its_bits_and_that_values_stay(function: Callable[..., None]) -> None:
+    gm, context = traced(function)
+    name = f"passes/realize-roundings-{function.__name__}"
+    assert golden_pass(name, gm, context, RealizeRoundings(), "not realized").modified == 1
     runs = []
-    for run in (function, graph.module):
+    for run in (function, gm):
         values = torch.ones(4).bfloat16(), torch.zeros(4).bfloat16(), torch.full((4,), 1e-4)
-        run(*values)  # type: ignore[operator]
+        run(*values)
         runs.append(values)
     assert all(map(torch.equal, *runs)) and runs[0][1].any()
 
 
 @pytest.mark.parametrize("function, dtype", [(ordinary, torch.bfloat16), (compensated_in_16_bits, torch.float32)])
-def test_other_steps_stay_as_they_are(function: object, dtype: torch.dtype) -> None:
-    graph, context = captured(function, dtype)
-    before = format_graph(graph.module)
-    (record,) = run_passes(graph, context, RealizeRoundings())
-    assert Result(record.modified, record.counts) == Result(0) and format_graph(graph.module) == before
+def test_other_steps_stay_as_they_are(function: Callable[..., None], dtype: torch.dtype) -> None:
+    assert_unchanged(*traced(function, dtype), RealizeRoundings())

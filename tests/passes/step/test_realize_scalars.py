@@ -4,20 +4,14 @@ import re
 
 import pytest
 import torch
-from support.checks.bench_graph import golden_pass
+from support.checks.bench_graph import assert_unchanged, golden_pass, traced_step
 from support.oracles.guarded_runs import SCENARIOS, Training, on_device, parts_of
 from support.programs.every_optimizer import OPTIMIZERS
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxamp.capture import Captured
-from fxamp.graph import format_graph
 from fxamp.optim import CompiledOptimizer
 from fxamp.optim.programs.kind_step import KindStep
-from fxamp.optim.tracing.trace import fake_mode
-from fxamp.passes.base import Context, Result
 from fxamp.passes.step.realize_scalars import RealizeScalars
-from fxamp.pipeline import run_passes
 
 
 def corrected(x: Tensor, step: Tensor) -> Tensor:
@@ -31,26 +25,16 @@ def uncorrected(x: Tensor, step: Tensor) -> Tensor:
     return (x * (step + 1).float()) ** 2.5
 
 
-def captured(function: object) -> tuple[Captured, Context]:
-    mode = fake_mode()
-    with mode:
-        inputs = torch.empty(2, 3), torch.empty((), dtype=torch.float64)
-        gm = make_fx(function)(*inputs)  # type: ignore[arg-type]
-    return Captured(gm, mode), Context(mode)
-
-
 def test_what_is_written_and_that_values_stay() -> None:
-    graph, context = captured(corrected)
-    assert golden_pass("passes/realize-scalars", graph.module, context, RealizeScalars(), "not realized").modified == 1
     x, step = torch.randn(2, 3), torch.tensor(3.0, dtype=torch.float64)
-    assert torch.equal(graph.module(x, step), corrected(x, step))
+    gm, context = traced_step(corrected, x, step)
+    assert golden_pass("passes/realize-scalars", gm, context, RealizeScalars(), "not realized").modified == 1
+    assert torch.equal(gm(x, step), corrected(x, step))
 
 
 def test_a_graph_without_powers_stays_as_it_is() -> None:
-    graph, context = captured(uncorrected)
-    before = format_graph(graph.module)
-    (record,) = run_passes(graph, context, RealizeScalars())
-    assert Result(record.modified, record.counts) == Result(0) and format_graph(graph.module) == before
+    gm, context = traced_step(uncorrected, torch.empty(2, 3), torch.empty((), dtype=torch.float64))
+    assert_unchanged(gm, context, RealizeScalars())
 
 
 @pytest.mark.exhaustive

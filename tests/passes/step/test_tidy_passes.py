@@ -1,18 +1,16 @@
 """drop-copies and share-equal: what is written, that values stay, and when nothing is to be done."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from support.checks.bench_graph import golden_pass
+from support.checks.bench_graph import assert_unchanged, golden_pass, traced_step
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import GraphModule
 
-from fxamp.capture import Captured
-from fxamp.graph import format_graph
-from fxamp.optim.tracing.trace import fake_mode
-from fxamp.passes.base import Context, Pass, Result
+from fxamp.passes.base import Context, Pass
 from fxamp.passes.step.drop_copies import DropCopies
 from fxamp.passes.step.share_equal import ShareEqual
-from fxamp.pipeline import run_passes
 
 aten = torch.ops.aten
 PASSES = (DropCopies(), ShareEqual())
@@ -33,30 +31,24 @@ def tidy(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
     gradient.copy_(rate)
 
 
-def captured(function: object) -> tuple[Captured, Context]:
-    mode = fake_mode()
-    with mode:
-        gm = make_fx(function)(torch.empty(3), torch.empty(3), torch.empty(()))  # type: ignore[arg-type]
-    return Captured(gm, mode), Context(mode)
+def traced(function: Callable[..., None]) -> tuple[GraphModule, Context]:
+    return traced_step(function, torch.empty(3), torch.empty(3), torch.empty(()))
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
 def test_what_is_written_and_that_values_stay(step: Pass) -> None:
-    graph, context = captured(stepping)
+    gm, context = traced(stepping)
     broken = "copies are left" if isinstance(step, DropCopies) else ""
-    assert golden_pass(f"passes/{step.name}", graph.module, context, step, broken).modified > 0
+    assert golden_pass(f"passes/{step.name}", gm, context, step, broken).modified > 0
     actual, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
-    graph.module(*actual)
+    gm(*actual)
     stepping(*expected)
     assert torch.equal(actual[0], expected[0]) and not torch.equal(actual[0], torch.tensor([1.0, 2.0, 3.0]))
 
 
 @pytest.mark.parametrize("step", PASSES, ids=lambda p: p.name)
 def test_a_tidy_graph_stays_as_it_is(step: Pass) -> None:
-    graph, context = captured(tidy)
-    before = format_graph(graph.module)
-    (record,) = run_passes(graph, context, step)
-    assert Result(record.modified, record.counts) == Result(0) and format_graph(graph.module) == before
+    assert_unchanged(*traced(tidy), step)
 
 
 def remembering(parameter: Tensor, previous: Tensor, rate: Tensor) -> None:
@@ -70,11 +62,11 @@ def remembering(parameter: Tensor, previous: Tensor, rate: Tensor) -> None:
 
 
 def test_a_copy_that_holds_an_old_value_stays() -> None:
-    graph, context = captured(remembering)
-    record = golden_pass("passes/drop-copies-of-old-values", graph.module, context, DropCopies(), "copies are left")
+    gm, context = traced(remembering)
+    record = golden_pass("passes/drop-copies-of-old-values", gm, context, DropCopies(), "copies are left")
     assert record.modified > 0
     actual, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
-    graph.module(*actual)
+    gm(*actual)
     remembering(*expected)
     assert all(map(torch.equal, actual, expected))
 
@@ -86,9 +78,8 @@ def transposing(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:
 
 
 def test_a_copy_that_lays_out_anew_stays() -> None:
-    graph, context = captured(transposing)
-    (record,) = run_passes(graph, context, DropCopies())
-    assert record.modified == 0
+    gm, context = traced(transposing)
+    assert_unchanged(gm, context, DropCopies())
     inputs = [torch.zeros(3), torch.tensor([1.0, 2.0, 3.0]), torch.tensor(0.0)]
-    graph.module(*inputs)
+    gm(*inputs)
     assert inputs[0].tolist() == [1.0, 2.0, 3.0]

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxamp.capture import Captured, capture
 from fxamp.capture.dynamo_trace import trace
 from fxamp.graph import format_graph
+from fxamp.optim.tracing.trace import fake_mode
 from fxamp.passes.base import CastContext, Context, Pass
 from fxamp.pipeline import run_passes
 from fxamp.policy import Category, Policy, Rule
@@ -52,6 +55,25 @@ class Workbench:
         assert_golden(f"passes/{name}", f"before\n{before}\n\nafter\n{after}")
         assert self.run(*passes).modified == 0 and self.text == after, "a second run changes nothing"
         return result
+
+    def assert_unchanged_by(self, *passes: Pass) -> None:
+        """Run ``passes``, which leave the graph as it is."""
+        assert_unchanged(self.captured.module, self.context, *passes)
+
+
+def assert_unchanged(gm: GraphModule, context: Context, *passes: Pass) -> None:
+    """Run passes by their contracts on any graph, which they leave as it is."""
+    before = format_graph(gm)
+    for record in run_passes(Captured(gm, context.mode), context, *passes):
+        assert record.modified == 0 and not any(record.counts.values())
+    assert format_graph(gm) == before
+
+
+def traced_step(function: Callable[..., Any], *inputs: Tensor) -> tuple[GraphModule, Context]:
+    """The graph of ``function``, a small step, for inputs like these, and the context of its passes."""
+    mode = fake_mode()
+    with mode:
+        return make_fx(function)(*(mode.from_tensor(value, static_shapes=True) for value in inputs)), Context(mode)
 
 
 def golden_pass(name: str, gm: GraphModule, context: Context, step: Pass, broken: str = "") -> PassRecord:
