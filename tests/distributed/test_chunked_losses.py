@@ -1,12 +1,11 @@
 """Losses in chunks and dropped logits under DDP: the mean of single processes; heads whose classes are spread."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.machines.ranks import on_ranks
+from support.machines.ranks import on_ranks, said_by_fxamp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -65,10 +64,6 @@ def compiled() -> Tied:
 
 def parallel(mesh: DeviceMesh) -> list[str]:
     """What the log says of a head whose classes are spread over the ranks."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fxamp").addHandler(handler)
     torch._dynamo.reset()
 
     class Net(nn.Module):
@@ -83,8 +78,8 @@ def parallel(mesh: DeviceMesh) -> list[str]:
 
     net = parallelize_module(Net(), mesh, {"head": ColwiseParallel(output_layouts=Replicate(), use_local_output=False)})
     net.compile(backend="fxamp", options=OPTIONS)
-    net(torch.ones(10, WIDTH), words(0)).backward()
-    logging.getLogger("fxamp").removeHandler(handler)
+    with said_by_fxamp() as messages:
+        net(torch.ones(10, WIDTH), words(0)).backward()
     return messages
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.machines.ranks import on_ranks
-from torch import Tensor, nn
+from support.programs.small_models import unchanging
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -17,24 +18,15 @@ RANKS = 2
 Said = list[tuple[str, str, str, str]]
 
 
-class Net(nn.Module):
+def overflowing(h: Tensor) -> Tensor:
     """Its forward overflows in float16 for large numbers; its backward is not finite for negative ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        nn.init.eye_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.linear(x)
-        return torch.exp(h).mean() + torch.where(h > 0, torch.sqrt(h * (h > 0)), 0.0).sum()
+    return torch.exp(h).mean() + torch.where(h > 0, torch.sqrt(h * (h > 0)), 0.0).sum()
 
 
 def said(kind: str, sizes: tuple[float, float], lowering: str, mesh: DeviceMesh) -> Said:
     """What this rank reports of a step; ``sizes``: the numbers of each rank's batch."""
     torch._dynamo.reset()
-    net = Net()
+    net = unchanging(overflowing)
     net.compile(backend="fxamp", options={"policy": "cpu-float16", "lowering": lowering, "nonfinite": "log"})
     model = DistributedDataParallel(net) if kind == "ddp" else fully_shard(net, mesh=mesh)
     model(torch.full((2, 4), sizes[mesh.get_rank()])).backward()

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from parallel_programs import HIDDEN, WIDTH
 from support.machines.ranks import on_ranks
+from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -19,18 +20,6 @@ from fxamp.scaler.graphs.graph_flags import GraphFlags
 RANKS = 2
 BAD_RANK, BAD_ITERATION, ITERATIONS = 1, 1, 4
 LOWERINGS = ("eager", "aot_eager")
-
-
-class Net(nn.Module):
-    """Its input needs no gradient: nothing of the backward is communicated, so an overflow stays on its rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))
 
 
 class Watched(GraphFlags):
@@ -46,7 +35,9 @@ class Watched(GraphFlags):
 
 
 def on_mesh(mesh: DeviceMesh) -> nn.Module:
-    return parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    """A model whose input needs no gradient: nothing of the backward is communicated, an overflow stays on its rank."""
+    model = Perceptron(WIDTH, HIDDEN, WIDTH, F.gelu)
+    return parallelize_module(model, mesh, {"first": ColwiseParallel(), "last": RowwiseParallel()})
 
 
 def loss_of(result: Tensor, iteration: int, bad: bool) -> Tensor:
@@ -140,7 +131,7 @@ def test_the_other_steps_are_those_of_eager_autocast(ranks: list[dict[str, Any]]
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_flags_belong_to_the_parameters_of_the_mesh(ranks: list[dict[str, Any]], lowering: str) -> None:
-    parameters = ["down.bias", "down.weight", "up.bias", "up.weight"]
+    parameters = ["first.bias", "first.weight", "last.bias", "last.weight"]
     for rank, results in enumerate(ranks):
         assert sorted(results[lowering]["owners"]) == sorted(parameters * ITERATIONS)
         assert results[lowering]["overflowed"] == (dict.fromkeys(parameters, 1) if rank == BAD_RANK else {})

@@ -1,6 +1,5 @@
 """Products in fp8 and kept rules on several ranks: what one process computes of the same batches, bit for bit."""
 
-import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch._functorch.partitioners as partitioners
 from support.checks.exhaustive import each_once, exhaustive
-from support.machines.ranks import asked_by, on_ranks, whole
+from support.machines.ranks import asked_by, on_ranks, said_by_fxamp, whole
 from support.oracles.saved_tensors_oracle import in_eight_bits, memory
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -164,13 +163,10 @@ def work(mesh: DeviceMesh, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:
 def refused(mesh: DeviceMesh) -> list[str]:
     """What the log says of fp8 on DTensors."""
     torch._dynamo.reset()
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fxamp").addHandler(handler)
     net = parallel(mesh)
     net.compile(backend="fxamp", fullgraph=True, options=options("tensorwise"))
-    net(batch(0)).square().mean().backward()
+    with said_by_fxamp() as messages:
+        net(batch(0)).square().mean().backward()
     return messages
 
 

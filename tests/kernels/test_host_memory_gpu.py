@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.machines.lacks import needs_gpu
+from support.machines.lacks import ON_GPU
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fxamp import Policy, Rule
 from fxamp.kernels import host_memory
 
-pytestmark = [
-    pytest.mark.gpu,
-    needs_gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
-]
+pytestmark = ON_GPU
 
 OPS = torch.ops.fxamp
 #: Cycles of a GPU's clock: tens of milliseconds, while a copy of the values below takes less than one.

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from kernel_cases import SCALES, expected, inverse, random_gradients, require_cast, require_in_place, same_bits
-from support.machines.lacks import needs_gpu
+from support.machines.lacks import ON_GPU
 from torch import Tensor
 
 from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
@@ -13,11 +13,7 @@ from fxamp.kernels.dispatch import implementation
 from fxamp.kernels.launch_plan import DTYPES
 from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 
-pytestmark = [
-    pytest.mark.gpu,
-    needs_gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
-]
+pytestmark = ON_GPU
 
 
 def on_gpu(seed: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import compile_with
+from support.programs.small_models import unchanging
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
@@ -23,23 +24,9 @@ from fxamp.reports.nonfinite import NonFinite
 LOWERINGS = ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.exhaustive])]
 
 
-class Net(nn.Module):
-    """A linear layer, and ``program`` of its result and of more inputs."""
-
-    def __init__(self, program: Callable[..., Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.program = nn.Linear(4, 4), program
-        nn.init.eye_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        return self.program(self.linear(x), *more)
-
-
 def compiled(program: Callable[..., Tensor], lowering: str, mode: str = "log", **options: Any) -> nn.Module:
     """A model whose values are watched, under float16 unless ``options`` say otherwise."""
-    model = compile_with(Net(program), lowering, **{"policy": "cpu-float16", "nonfinite": mode} | options)
+    model = compile_with(unchanging(program), lowering, **{"policy": "cpu-float16", "nonfinite": mode} | options)
     assert isinstance(model, nn.Module)
     return model
 
@@ -211,7 +198,7 @@ def test_the_rule_that_is_proposed_works(case: str, tmp_path: Path) -> None:
 
 def test_the_environment_can_name_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FXAMP_NONFINITE", "raise")
-    model = Net(lambda h: torch.exp(h).sum())
+    model = unchanging(lambda h: torch.exp(h).sum())
     model.compile(backend="fxamp", options={"policy": "cpu-float16", "lowering": "eager"})
     with pytest.raises(NonFiniteError):
         model(torch.full((2, 4), 20.0))
@@ -225,7 +212,7 @@ def test_without_the_option_no_node_is_added(lowering: str, monkeypatch: pytest.
         "passes.shared.magnitude_writer.MagnitudeWriter",
     ):
         monkeypatch.setattr(f"fxamp.{what}.__init__", lambda *_, **__: pytest.fail("measured"))
-    model = compile_with(Net(lambda h: torch.exp(h).sum()), lowering, policy="cpu-float16")
+    model = compile_with(unchanging(lambda h: torch.exp(h).sum()), lowering, policy="cpu-float16")
     model(torch.full((2, 4), 20.0)).backward()
     assert fxamp.report(model).nonfinite == ()
 

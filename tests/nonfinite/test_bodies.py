@@ -8,7 +8,7 @@ import torch
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
-from test_accounts import Net
+from support.programs.small_models import unchanging
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +22,7 @@ ALL_LOWERINGS = [*LOWERINGS, pytest.param("inductor", marks=[needs_compiler, pyt
 
 def trained(program: Callable[[Tensor], Tensor], lowering: str, size: float, **options: object) -> list[NonFinite]:
     """What is found in a step without option "raise"; ``size``: all numbers of the batch."""
-    model = compile_with(Net(program), lowering, **{"policy": "cpu-float16", "nonfinite": "log"} | options)
+    model = compile_with(unchanging(program), lowering, **{"policy": "cpu-float16", "nonfinite": "log"} | options)
     model(torch.full((2, 4), size)).backward()
     return list(fxamp.report(model).nonfinite)
 
@@ -119,7 +119,7 @@ def test_batches_of_other_sizes_and_parts_between_breaks_are_measured(lowering: 
         torch._dynamo.graph_break()
         return torch.exp(h).sum()
 
-    model = compile_with(Net(program), lowering, policy="cpu-float16", nonfinite="log")
+    model = compile_with(unchanging(program), lowering, policy="cpu-float16", nonfinite="log")
     for batch in (torch.ones(2, 4), torch.ones(5, 4), torch.full((7, 4), 200.0)):
         assert fxamp.report(model).nonfinite == ()
         torch._dynamo.mark_dynamic(batch, 0)
@@ -229,7 +229,7 @@ def rectified(h: Tensor) -> Tensor:
 def test_a_function_that_is_watched_has_the_same_gradients(lowering: str, program: Callable[[Tensor], Tensor]) -> None:
     gradients = []
     for watched in ({}, {"nonfinite": "raise"}):
-        model = compile_with(Net(program), lowering, policy="cpu-float16", **watched)
+        model = compile_with(unchanging(program), lowering, policy="cpu-float16", **watched)
         model(torch.linspace(0, 1, 8).view(2, 4)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.checks.exhaustive import exhaustive
 from support.oracles.like_autocast import compile_with
+from support.programs.small_models import Layer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, ctc_loss, gumbel_softmax, kl_div, nll_loss, scaled_dot_product_attention
 from torch.utils._pytree import tree_leaves
@@ -137,24 +138,13 @@ MEANT: dict[str, tuple[Callable[..., Tensor], Tensor]] = {
 }
 
 
-class Layer(nn.Module):
-    """``program`` of a linear layer's result."""
-
-    def __init__(self, program: Callable[..., Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.program = nn.Linear(4, 4), program
-
-    def forward(self, x: Tensor, more: Tensor) -> Tensor:
-        return self.program(self.linear(x), more)
-
-
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["eager"]))
 @pytest.mark.parametrize("policy", exhaustive(["cpu-float16", "cpu-bfloat16", "auto"], always=["cpu-float16"]))
 @pytest.mark.parametrize("case", exhaustive(MEANT, always=list(MEANT)[::5]))
 def test_what_is_meant_is_no_alarm(case: str, policy: str, lowering: str) -> None:
     program, more = MEANT[case]
-    model = compile_with(Layer(program), lowering, policy=policy, nonfinite="raise")
+    torch.manual_seed(0)
+    model = compile_with(Layer(4, program), lowering, policy=policy, nonfinite="raise")
     torch.manual_seed(1)
     result = model(torch.randn(4, 4), more)
     torch.where(torch.isfinite(result), result, 0.0).float().sum().backward()
@@ -193,8 +183,9 @@ SELECTIONS: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("case", exhaustive(SELECTIONS, always=list(SELECTIONS)[::5]))
 def test_a_part_of_a_mask_is_no_alarm_and_one_of_an_overflow_names_what_overflowed(case: str, lowering: str) -> None:
     select = SELECTIONS[case]
+    torch.manual_seed(0)
     for program, op in ((lambda h, mask: h.masked_fill(mask, -INF), None), (_overflowed, "aten::exp.default")):
-        plain = Layer(lambda h, mask, program=program: select(program(h, mask)))
+        plain = Layer(4, lambda h, mask, program=program: select(program(h, mask)))
         model = compile_with(plain, lowering, policy="auto", nonfinite="log")
         results = zip(
             *map(tree_leaves, (plain(torch.ones(4, 4), CAUSAL), model(torch.ones(4, 4), CAUSAL))), strict=True

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.oracles.like_autocast import compile_with
-from torch import Tensor, nn
+from support.programs.small_models import Layer
+from torch import Tensor
 
 import fxamp
 
@@ -37,18 +38,11 @@ def _read_between(h: Tensor) -> list[Tensor]:
 def test_gradients_are_summed_in_the_order_of_eager_mode(
     program: Callable[[Tensor], list[Tensor]], options: dict[str, str]
 ) -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            return program(self.linear(x))
-
     gradients = []
-    for model in (Layer(), compile_with(Layer(), "eager", policy="auto", **options)):
-        torch.manual_seed(1)
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        layer = Layer(8, program)
+        model = compile_with(layer, "eager", policy="auto", **options) if compiled else layer
         x = torch.randn(4, 8, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             results = model(x)

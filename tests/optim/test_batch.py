@@ -1,8 +1,5 @@
 """Small parameters on a CPU are stepped together, and as torch's own optimizer steps them."""
 
-import cProfile
-import gc
-import pstats
 from typing import Any
 
 import pytest
@@ -12,6 +9,7 @@ from torch import Tensor, nn
 
 import fxamp
 from fxamp.optim.programs.batch import MOST_ELEMENTS, Batch
+from fxamp.tools.bench.host.steps import count_calls
 
 #: Of two groups; the last two of the second are too large for a batch, or have no dimension.
 SHAPES = [(4, 4), (3,), (1,), (2, 3, 4), (MOST_ELEMENTS,)], [(5,), (6, 2), (2, 2), (9,), (MOST_ELEMENTS + 1,), ()]
@@ -99,17 +97,6 @@ def test_parameters_that_share_memory_are_stepped_one_after_the_other() -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-7)
 
 
-def calls(optimizer: torch.optim.Optimizer) -> int:
-    profile = cProfile.Profile()
-    gc.collect()
-    gc.disable()
-    try:
-        profile.runcall(optimizer.step)
-    finally:
-        gc.enable()
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
-
-
 @pytest.mark.exhaustive
 def test_a_step_makes_no_calls_for_each_small_parameter() -> None:
     counts = []
@@ -120,5 +107,5 @@ def test_a_step_makes_no_calls_for_each_small_parameter() -> None:
         optimizer = fxamp.compile_optimizer(torch.optim.AdamW(own, lr=1e-3))
         for _ in range(3):
             optimizer.step()
-        counts.append(calls(optimizer))
+        counts.append(count_calls(optimizer.step))
     assert round((counts[1] - counts[0]) / 25) == 0

@@ -5,17 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.machines.lacks import needs_gpu
+from support.machines.lacks import ON_GPU
 from torch import Tensor, nn
 
 import fxamp
 from fxamp.tools.common.cuda_syncs import no_cuda_syncs
 
 pytestmark = [
-    pytest.mark.gpu,
+    *ON_GPU,
     pytest.mark.inductor,
-    needs_gpu,
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
 ]
 
 STEPS, BAD, WARM = 12, (3, 4, 8), 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import each_once
-from support.programs.user_optimizers import Counting
+from support.programs.user_optimizers import Counting, EachParameter
 from torch import Tensor, nn
 
 import fxamp
@@ -18,7 +18,7 @@ from fxamp.optim.tracing.stand_ins import plain_step
 from fxamp.policy import Policy
 
 
-class Numbering(torch.optim.Optimizer):
+class Numbering(EachParameter):
     """Keeps numbers of its own beside a mean: ``count`` steps, and a ``decay`` that shrinks with each of them.
 
     ``anew``: its count is bound anew by each step, and not changed in place.
@@ -27,22 +27,17 @@ class Numbering(torch.optim.Optimizer):
     def __init__(self, parameters: Any, lr: float = 0.001, anew: bool = False) -> None:
         super().__init__(parameters, {"lr": lr, "anew": anew})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state.update(count=0, decay=1.0, mean=torch.zeros_like(parameter), constant=3)
-                if group["anew"]:
-                    state["count"] = state["count"] + 1
-                else:
-                    state["count"] += 1
-                state["decay"] *= 0.99
-                state["mean"].lerp_(parameter.grad, 0.1)
-                parameter.add_(state["mean"] / (1 - state["decay"]), alpha=-group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(count=0, decay=1.0, mean=torch.zeros_like(parameter), constant=3)
+        if group["anew"]:
+            state["count"] = state["count"] + 1
+        else:
+            state["count"] += 1
+        state["decay"] *= 0.99
+        state["mean"].lerp_(parameter.grad, 0.1)
+        parameter.add_(state["mean"] / (1 - state["decay"]), alpha=-group["lr"])
 
 
 class CountingInState(torch.optim.Optimizer):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
+from support.programs.user_optimizers import EachParameter
 from torch import Tensor, nn
 
 import fxamp
@@ -35,17 +36,14 @@ APART: dict[str, tuple[Any, Groups]] = {
 }
 
 
-class Guided(torch.optim.Optimizer):
+class Guided(EachParameter):
     """Every group reads the rate of the first one too."""
 
     def __init__(self, groups: Any, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.sub_(parameter.grad * group["lr"] * (1.0 + self.param_groups[0]["lr"]))
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        parameter.sub_(parameter.grad * group["lr"] * (1.0 + self.param_groups[0]["lr"]))
 
 
 def parameters(group: int) -> list[nn.Parameter]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import each_once
+from support.programs.user_optimizers import EachParameter
 from torch import Tensor, nn
 
 import fxamp
@@ -141,19 +142,16 @@ class Factor:
         self.value = value
 
 
-class Factored(torch.optim.Optimizer):
+class Factored(EachParameter):
     """SGD times a factor, which is no tensor and no number."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 1.0})
         self.factor = Factor(1.0)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter]["seen"] = True
-                parameter.sub_(parameter.grad, alpha=self.factor.value)
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        self.state[parameter]["seen"] = True
+        parameter.sub_(parameter.grad, alpha=self.factor.value)
 
 
 def test_an_object_at_the_address_of_a_freed_one_is_another() -> None:

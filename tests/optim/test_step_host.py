@@ -1,8 +1,5 @@
 """What the host does for a compiled step on a GPU, counted in the interpreter's launches with the kernel left out."""
 
-import cProfile
-import gc
-import pstats
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +11,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.optim.reading.snapshot import Snapshot
+from fxamp.tools.bench.host.steps import count_calls
 
 pytest.importorskip("triton")
 
@@ -72,18 +70,6 @@ def move_gradients(optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = torch.ones(4, 4)
 
 
-def calls(step: Callable[[], Any]) -> int:
-    """The number of function calls, Python's and C's, that Python's own code makes; none of what is collected then."""
-    profile = cProfile.Profile()
-    gc.collect()
-    gc.disable()
-    try:
-        profile.runcall(step)
-    finally:
-        gc.enable()
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
-
-
 def calls_for_each(many: int, few: int) -> int:
     """Calls for each of the 100 parameters that make the difference, rounded: collisions in a table add some."""
     return round((many - few) / 100)
@@ -95,7 +81,7 @@ def test_a_step_makes_no_calls_for_each_parameter(moved: bool, launches: list[An
     few, many = adamw(10), adamw(110)
     for optimizer in (few, many) if moved else ():
         move_gradients(optimizer)
-    assert calls_for_each(calls(many.step), calls(few.step)) == 0
+    assert calls_for_each(count_calls(many.step), count_calls(few.step)) == 0
 
 
 def test_a_step_where_nothing_has_moved_reads_no_columns(launches: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +176,7 @@ def test_a_scaler_s_clip_and_step_make_few_calls_for_each_parameter(launches: li
         scaler.step(optimizer)
         scaler.update()
         scaler.scale(torch.ones(()))
-        return calls(lambda: (scaler.clip_grad_norm_(optimizer, 1.0), scaler.step(optimizer)))
+        return count_calls(lambda: (scaler.clip_grad_norm_(optimizer, 1.0), scaler.step(optimizer)))
 
     assert calls_for_each(counted(110), counted(10)) <= 2
 

@@ -5,25 +5,22 @@ from typing import Any
 
 import pytest
 import torch
+from support.programs.user_optimizers import EachParameter
 from torch import Tensor, nn
 
 import fxamp
 from fxamp.optim import CompiledOptimizer
 
 
-class Asking(torch.optim.Optimizer):
+class Asking(EachParameter):
     """Descends ``factor(optimizer, parameter)`` times as fast, and holds the parameters in a module too."""
 
     def __init__(self, parameters: Any, factor: Callable[["Asking", Any], float]) -> None:
         super().__init__(parameters, {"lr": 0.5})
         self.factor, self.model = factor, nn.ParameterList(self.param_groups[0]["params"])
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=group["lr"] * self.factor(self, parameter))
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        parameter.sub_(parameter.grad, alpha=group["lr"] * self.factor(self, parameter))
 
 
 def by_property(_optimizer: Asking, parameter: Any) -> float:
@@ -114,15 +111,12 @@ def test_a_parameter_may_be_frozen_later() -> None:
     assert CompiledOptimizer.of(optimizer).compilations == 2
 
 
-class Choosing(torch.optim.Optimizer):
+class Choosing(EachParameter):
     """Descends, except for frozen parameters and at a learning rate of 0."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and group["lr"] != 0:
-                    parameter.sub_(parameter.grad, alpha=group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        if parameter.requires_grad and group["lr"] != 0:
+            parameter.sub_(parameter.grad, alpha=group["lr"])
 
 
 def test_a_guarded_step_may_leave_parameters_as_they_are() -> None:

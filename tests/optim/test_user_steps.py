@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
+from support.programs.user_optimizers import EachParameter
 from support.programs.written_steps import LOWERINGS, Body, State, stepped
 from torch import Tensor, nn
 
@@ -27,20 +28,17 @@ UPDATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Own(torch.optim.Optimizer):
+class Own(EachParameter):
     """SGD with momentum that ``update`` moves too."""
 
     def __init__(self, parameters: Any, update: Callable[[Tensor], Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1})
         self.update = update
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-                mean.mul_(0.5).add_(parameter.grad)
-                parameter.add_(self.update(parameter), alpha=0.01).add_(mean, alpha=-group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+        mean.mul_(0.5).add_(parameter.grad)
+        parameter.add_(self.update(parameter), alpha=0.01).add_(mean, alpha=-group["lr"])
 
 
 def moved(update: Callable[[Tensor], Tensor], lowering: str | None) -> list[Tensor]:
@@ -69,20 +67,17 @@ def test_elements_that_depend_on_others_or_on_chance(name: str, lowering: str) -
             assert len(ours.unique()) == len(theirs.unique()) > 1
 
 
-class Decaying(torch.optim.Optimizer):
+class Decaying(EachParameter):
     """SGD, but groups with ``decay_only`` read no gradient."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1, "decay_only": False})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if group["decay_only"]:
-                    parameter.mul_(1 - group["lr"])
-                else:
-                    parameter.add_(parameter.grad, alpha=-group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        if group["decay_only"]:
+            parameter.mul_(1 - group["lr"])
+        else:
+            parameter.add_(parameter.grad, alpha=-group["lr"])
 
 
 def test_a_group_that_reads_no_gradient() -> None:
@@ -102,20 +97,17 @@ def test_a_group_that_reads_no_gradient() -> None:
     assert all(map(torch.equal, *steps))
 
 
-class Clamped(torch.optim.Optimizer):
+class Clamped(EachParameter):
     """Its momentum stays between ``least`` and ``most``."""
 
     def __init__(self, parameters: Any, least: float | None, most: float | None) -> None:
         super().__init__(parameters, {"lr": 0.1})
         self.least, self.most = least, most
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-                mean.copy_((mean * 0.5 + parameter.grad).clamp(self.least, self.most))
-                parameter.sub_(mean, alpha=group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+        mean.copy_((mean * 0.5 + parameter.grad).clamp(self.least, self.most))
+        parameter.sub_(mean, alpha=group["lr"])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.programs.small_models import Forwarding, Layer
+from support.programs.small_models import Forwarding, Layer, Wrapped
 from torch import Tensor, nn
 
 import fxamp
@@ -116,18 +116,9 @@ def test_a_model_that_a_compiled_function_calls() -> None:
     assert numbers(net) == (1, ("unused.weight", "unused.bias")) and len(fxamp.report(other).graphs) == 0
 
 
-class Shares(nn.Module):
-    def __init__(self, inner: Net) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x).sum()
-
-
 def test_two_models_that_share_a_part() -> None:
     inner = Net()
-    models = [Shares(inner) for _ in range(2)]
+    models = [Wrapped(inner) for _ in range(2)]
     for model in models:
         model.compile(backend="fxamp", options=OPTIONS)
         model(X)

@@ -2,23 +2,15 @@
 
 import torch
 from support.oracles.three_ways import Variant, Way, assert_trains_alike, each_variant, library
-from torch import Tensor, nn
+from support.programs.small_models import Perceptron
+from torch import nn
 from torch.utils.data import TensorDataset
 
 trainers, losses, miners = (library(f"pytorch_metric_learning.{name}") for name in ("trainers", "losses", "miners"))
 
 
-class Trunk(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(inputs, 24), nn.Linear(24, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(nn.functional.gelu(self.body(x)))
-
-
 def train(way: Way) -> nn.Module:
-    models = {"trunk": Trunk(10, 16), "embedder": Trunk(16, 8)}
+    models = {"trunk": Perceptron(10, 24, 16), "embedder": Perceptron(16, 24, 8)}
     for model in models.values():
         way.compile(model)
     optimizers = {f"{name}_optimizer": torch.optim.Adam(model.parameters(), 1e-2) for name, model in models.items()}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.checks.bench_graph import Workbench, policy, workbench
 from support.checks.exhaustive import exhaustive
+from support.programs.small_models import Layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -30,16 +31,10 @@ ROWS, TARGET = torch.arange(80.0).view(2, 5, 8).sin(), torch.arange(10).view(2, 
 Loss = Callable[[Tensor, Tensor], Any]
 
 
-class Net(nn.Module):
+def net(loss: Loss) -> nn.Module:
     """A linear layer; ``loss`` is what a program makes of logits ``[2, 5, C]`` and classes ``[2, 5]``."""
-
-    def __init__(self, loss: Loss) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.loss = nn.Linear(8, CLASSES), loss
-
-    def forward(self, x: Tensor, target: Tensor) -> Any:
-        return self.loss(self.linear(x), target)
+    torch.manual_seed(0)
+    return Layer(8, loss, CLASSES)
 
 
 def of_rows(logits: Tensor, target: Tensor, **settings: Any) -> Tensor:
@@ -81,7 +76,7 @@ LOSSES = [palm, olmo, megatron, classes_second, of_each_row, twice]
 
 
 def bench_of(loss: Loss, under: Policy = CHUNKS) -> Workbench:
-    bench = workbench(Net(loss), ROWS, TARGET, under=under)
+    bench = workbench(net(loss), ROWS, TARGET, under=under)
     bench.run(ExpandComposites(), AnnotateRules(), InsertCasts())
     return bench
 
@@ -115,7 +110,7 @@ def outcome(module: nn.Module, x: Tensor, under: Policy | None, lowering: str = 
 def test_the_error_is_at_most_that_of_the_whole_loss(loss: Loss, lowering: str) -> None:
     bench = bench_of(loss)
     assert bench.run(ChunkLosses()).modified == cut(bench) == 1 and "%logsumexp" not in bench.text
-    module = Net(loss)
+    module = net(loss)
     exact = outcome(copy.deepcopy(module).double(), ROWS.double(), None)
     ours, whole = (outcome(module, ROWS, under, lowering) for under in (CHUNKS, policy(*RULES)))
     for one, other, truth in zip(ours, whole, exact, strict=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.machines.lacks import needs_gpu
+from support.machines.lacks import ON_GPU
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
@@ -27,7 +27,7 @@ def rule(keep: str) -> Rule:
     return Rule("a", keep=keep, region="kept", ops=("mm",))  # type: ignore[arg-type]
 
 
-def round_trip(value: Tensor, keep: str) -> tuple[Tensor, list[Tensor], Packing]:
+def packed_and_back(value: Tensor, keep: str, **unpacking: Any) -> tuple[Tensor, list[Tensor], Packing]:
     """``value`` as it comes back, its parts, and how it was packed."""
     plan = plan_packing(value, rule(keep))
     assert isinstance(plan, Packing), plan
@@ -36,9 +36,14 @@ def round_trip(value: Tensor, keep: str) -> tuple[Tensor, list[Tensor], Packing]
     source.meta["val"] = mode.from_tensor(value)
     writer = PackWriter(GraphWriter(graph, mode))
     parts = writer.pack(source, plan, "a test")
-    graph.output((writer.unpack(parts, plan), parts))
+    graph.output((writer.unpack(parts, plan, **unpacking), parts))
     with torch.no_grad():
-        back, packed = GraphModule(torch.nn.Module(), graph)(value)
+        return *GraphModule(torch.nn.Module(), graph)(value), plan
+
+
+def round_trip(value: Tensor, keep: str) -> tuple[Tensor, list[Tensor], Packing]:
+    """As above; it comes back in its layout and dtype."""
+    back, packed, plan = packed_and_back(value, keep)
     assert back.shape == value.shape and back.stride() == value.stride() and back.dtype == value.dtype
     return back, packed, plan
 
@@ -77,18 +82,7 @@ def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypat
     torch.testing.assert_close(signs, of_codes(floats, other), rtol=0, atol=0, equal_nan=True)
 
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.inductor,
-            needs_gpu,
-            pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),  # Inductor's import
-        ],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=[*ON_GPU, pytest.mark.inductor])]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -239,15 +233,7 @@ def test_values_may_lie_in_any_order() -> None:
 
 def test_without_strides_nothing_is_copied_back() -> None:
     value = torch.randn(2, 64, 4, 4)
-    plan = plan_packing(value, rule("int8"))
-    assert isinstance(plan, Packing)
-    graph, mode = Graph(), FakeTensorMode()
-    source = graph.placeholder("value")
-    source.meta["val"] = mode.from_tensor(value)
-    writer = PackWriter(GraphWriter(graph, mode))
-    parts = writer.pack(source, plan, "a test")
-    graph.output((writer.unpack(parts, plan, strides=False), parts))
-    back, (codes, _) = GraphModule(torch.nn.Module(), graph)(value)
+    back, (codes, _), _ = packed_and_back(value, "int8", strides=False)
     assert codes.is_contiguous() and back.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(back, round_trip(value, "int8")[0])
 

@@ -88,12 +88,8 @@ def test_a_scheduler_moves_a_step_compiled_by_inductor() -> None:
 class Asking(Counting):
     """Asks of its learning rate what has another answer each time."""
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=group["lr"] if int(group["lr"] * 1e3) % 2 else 1.0)
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        parameter.sub_(parameter.grad, alpha=group["lr"] if int(group["lr"] * 1e3) % 2 else 1.0)
 
 
 def test_a_step_that_is_compiled_again_and_again_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

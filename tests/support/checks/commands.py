@@ -7,13 +7,18 @@ import pytest
 Main = Callable[[Sequence[str]], int]
 
 
-def run_command(main: Main, arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Return the status, what is printed on stdout, and what on stderr."""
+def status_of(main: Main, arguments: Sequence[str]) -> int:
+    """Return the status with which a command ends."""
     try:
-        status = main(arguments)
+        return main(arguments)
     except SystemExit as stop:  # of argparse
         assert isinstance(stop.code, int)
-        status = stop.code
+        return stop.code
+
+
+def run_command(main: Main, arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Return the status, what is printed on stdout, and what on stderr."""
+    status = status_of(main, arguments)
     printed = capsys.readouterr()
     return status, printed.out, printed.err
 

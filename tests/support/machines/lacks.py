@@ -18,6 +18,12 @@ def needs_gpus(count: int) -> pytest.MarkDecorator:
 
 
 needs_gpu = needs_gpus(1)
+#: The marks of tests that run kernels on a GPU; torch warns as it imports Inductor.
+ON_GPU = [
+    pytest.mark.gpu,
+    needs_gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning"),
+]
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton's compiler")
 
 

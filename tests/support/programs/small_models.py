@@ -8,14 +8,22 @@ from torch import Tensor, nn
 
 
 class Layer(nn.Module):
-    """A square linear layer and an activation."""
+    """A linear layer, square unless ``outputs`` are given, and what becomes of its result and of more inputs."""
 
-    def __init__(self, width: int = 4, activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
+    def __init__(self, width: int = 4, activation: Callable[..., Any] = torch.relu, outputs: int | None = None) -> None:
         super().__init__()
-        self.linear, self.activation = nn.Linear(width, width), activation
+        self.linear, self.activation = nn.Linear(width, outputs or width), activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation(self.linear(x))
+    def forward(self, x: Tensor, *more: Tensor) -> Any:
+        return self.activation(self.linear(x), *more)
+
+
+def unchanging(activation: Callable[..., Any]) -> Layer:
+    """A layer of width 4 whose weight is the identity."""
+    layer = Layer(4, activation)
+    nn.init.eye_(layer.linear.weight)
+    nn.init.zeros_(layer.linear.bias)
+    return layer
 
 
 class Perceptron(nn.Module):

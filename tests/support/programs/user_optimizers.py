@@ -4,11 +4,26 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 
-class Counting(Optimizer):
+class EachParameter(Optimizer):
+    """Steps the parameters that have a gradient, one after the other, by :meth:`step_one`."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step every parameter that has a gradient; takes no closure."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.step_one(parameter, group)
+
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        """Step one parameter of a group."""
+        raise NotImplementedError
+
+
+class Counting(EachParameter):
     """A Python loop, state of its own: a Python int that counts, a tensor that is bound anew, ``p.data``.
 
     Adam's mean without its variance: ``p -= lr * mean / (1 - beta ** step)``.
@@ -17,53 +32,36 @@ class Counting(Optimizer):
     def __init__(self, parameters: Any, lr: float = 0.1, beta: float = 0.9) -> None:
         super().__init__(parameters, {"lr": lr, "beta": beta})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Step every parameter that has a gradient; takes no closure."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["step"], state["mean"] = 0, torch.zeros_like(parameter)
-                state["step"] += 1
-                state["mean"] = group["beta"] * state["mean"] + (1 - group["beta"]) * parameter.grad
-                corrected = state["mean"] / (1 - group["beta"] ** state["step"])
-                parameter.data.add_(corrected, alpha=-group["lr"])
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"], state["mean"] = 0, torch.zeros_like(parameter)
+        state["step"] += 1
+        state["mean"] = group["beta"] * state["mean"] + (1 - group["beta"]) * parameter.grad
+        corrected = state["mean"] / (1 - group["beta"] ** state["step"])
+        parameter.data.add_(corrected, alpha=-group["lr"])
 
 
-class Differencing(Optimizer):
+class Differencing(EachParameter):
     """Its first step is unlike the others: there is no gradient before the first."""
 
     def __init__(self, parameters: Any, lr: float = 0.1) -> None:
         super().__init__(parameters, {"lr": lr})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                gradient: Tensor | None = parameter.grad
-                if gradient is None:
-                    continue
-                state = self.state[parameter]
-                change = gradient - state["before"] if "before" in state else gradient
-                state["before"] = gradient.clone()
-                parameter.sub_(group["lr"] * (gradient + 0.5 * change))
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        change = gradient - state["before"] if "before" in state else gradient
+        state["before"] = gradient.clone()
+        parameter.sub_(group["lr"] * (gradient + 0.5 * change))
 
 
 class OnTheHost(Counting):
     """Takes a square root of its count in Python: no graph can hold that."""
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                state["step"] = state.get("step", 0) + 1
-                parameter.sub_(parameter.grad, alpha=group["lr"] / math.sqrt(state["step"]))
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + 1
+        parameter.sub_(parameter.grad, alpha=group["lr"] / math.sqrt(state["step"]))
 
 
 class Remembering(Counting):
@@ -71,10 +69,9 @@ class Remembering(Counting):
 
     calls = 0
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.calls += 1
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.sub_(parameter.grad, alpha=group["lr"] / self.calls)
+        super().step()
+
+    def step_one(self, parameter: Any, group: dict[str, Any]) -> None:
+        parameter.sub_(parameter.grad, alpha=group["lr"] / self.calls)

@@ -5,10 +5,11 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.checks.commands import Main, status_of
 from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench import command as bench
@@ -18,8 +19,6 @@ from fxamp.tools.demo import command as demo
 from fxamp.tools.diff import command as diff
 from fxamp.tools.policy import command as policy
 from fxamp.tools.show import command as show
-
-Main = Callable[[Sequence[str]], int]
 
 #: By name: the command, and its arguments; FILE is the file that it reads.
 READERS: dict[str, tuple[Main, list[str]]] = {
@@ -73,14 +72,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture(params=READERS)
 def command(request: pytest.FixtureRequest) -> tuple[Main, list[str]]:
     return READERS[request.param]
-
-
-def status_of(main: Main, arguments: Sequence[str]) -> int:
-    try:
-        return main(arguments)
-    except SystemExit as error:  # of argparse
-        assert isinstance(error.code, int)
-        return error.code
 
 
 def require_named(file: str, status: int, printed: pytest.CaptureFixture[str], accepted: Sequence[int]) -> None:

@@ -33,9 +33,7 @@ sys.exit(main(sys.argv[1:]))
 )
 def test_it_starts_without_torch(line: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "dump.py").write_text(write_listing(gpt()))
-    (tmp_path / "graph.txt").write_text(
-        'class G(torch.nn.Module):\n    def forward(self, x: "f32[4]"):\n        return (x,)\n'
-    )
+    (tmp_path / "graph.txt").write_text(GRAPH)
     (tmp_path / "mine.toml").write_text(MINE)
     tool, *arguments = line.split()
     command = [sys.executable, "-c", PROGRAM.format(tool), *arguments]
