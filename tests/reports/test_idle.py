@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -60,48 +61,54 @@ class Skipped(Net):
         return super().forward(x)
 
 
-def compiled_sequential(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+#: A model, and what the training loop calls.
+Called = tuple[nn.Module, Callable[[Tensor], Tensor]]
+
+
+def in_place(model: Any, scaler: fxamp.GradScaler | None) -> Any:
     model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+    return model
+
+
+def compiled_sequential(scaler: fxamp.GradScaler) -> Called:
+    model = in_place(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), scaler)
     return model, model
 
 
-def compiled_wrapper(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def compiled_wrapper(scaler: fxamp.GradScaler) -> Called:
     wrapped = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4)))
     model = torch.compile(wrapped, backend="fxamp", options=OPTIONS | {"scaler": scaler})
     return model, model
 
 
-def another_method(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    model = Net()
-    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+def another_method(scaler: fxamp.GradScaler) -> Called:
+    model = in_place(Net(), scaler)
     return model, model.training_step
 
 
-def a_call_of_its_own(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    model = WithCall()
-    model.compile(backend="fxamp", options=OPTIONS | {"scaler": scaler})
+def a_call_of_its_own(scaler: fxamp.GradScaler) -> Called:
+    model = in_place(WithCall(), scaler)
     return model, model
 
 
-def the_original(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+def the_original(scaler: fxamp.GradScaler) -> Called:
     model = Net()
-    compiled = torch.compile(model, backend="fxamp", options=OPTIONS | {"scaler": scaler})
-    return compiled, model
+    return torch.compile(model, backend="fxamp", options=OPTIONS | {"scaler": scaler}), model
 
 
-def a_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    original, _ = another_method(scaler)
-    model = copy.deepcopy(original)
+def copied(scaler: fxamp.GradScaler, how: Callable[[Any], Any]) -> Called:
+    original = in_place(Net(), scaler)
+    model = how(original)
     model.original = [original]
     return model, model
 
 
-def a_pickled_copy(scaler: fxamp.GradScaler) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    original, _ = another_method(scaler)
-    model = pickle.loads(pickle.dumps(original))
-    model.original = [original]
-    return model, model
+def a_copy(scaler: fxamp.GradScaler) -> Called:
+    return copied(scaler, copy.deepcopy)
+
+
+def a_pickled_copy(scaler: fxamp.GradScaler) -> Called:
+    return copied(scaler, lambda original: pickle.loads(pickle.dumps(original)))
 
 
 #: torch 2.14 compiles its own modules, but not its wrappers.

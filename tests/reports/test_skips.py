@@ -7,7 +7,7 @@ import pytest
 import torch
 from breaking_loops import REASON, Loops, loops
 from support.checks.exhaustive import exhaustive
-from support.programs.small_models import Layer
+from support.programs.small_models import Layer, Wrapped
 from torch import Tensor, nn
 
 import fxamp
@@ -34,15 +34,11 @@ class Graph(nn.Module):
         return torch.sparse.mm(x, self.head.weight.t()) if x.layout is torch.sparse_coo else self.head(x)
 
 
-class Outer(nn.Module):
+class Outer(Wrapped):
     """Nothing of the outer function is left to compile either."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.inner = Loops()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)
+        super().__init__(Loops())
 
 
 class Blocks(nn.Module):
@@ -216,12 +212,8 @@ class BeforeALayer(nn.Module):
         return self.head(hidden)
 
 
-class BeforeAPrint(nn.Module):
+class BeforeAPrint(BeforeATry):
     """Dynamo resumes after the break."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)

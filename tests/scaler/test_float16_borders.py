@@ -21,7 +21,7 @@ from float16_stages import (
     loss_of,
     once,
 )
-from support.oracles.scaled_runs import assert_same_gradients, named
+from support.oracles.scaled_runs import assert_same_gradients, finish, named
 from support.programs.small_models import Forwarding
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -86,9 +86,7 @@ def test_an_overflow_outside_skips_the_step(which: str) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for factor, skipped in ((1.0, False), (2.0**16, True), (1.0, False)):
         scaler.scale(forward(net, data()).float().sum() * factor).backward()
-        assert scaler.step(optimizer, return_skipped=True).skipped is skipped
-        scaler.update()
-        optimizer.zero_grad()
+        assert finish(scaler, optimizer) == [skipped]
 
 
 def half_product(x: Tensor, w: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
-from support.oracles.scaled_runs import compile_scaled, leaf, make_scaler
+from support.oracles.scaled_runs import compile_scaled, finish, leaf, make_scaler
 from support.programs.small_models import Layer
 from torch import Tensor, nn
 
@@ -53,14 +53,6 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
 def backward(scaler: fxamp.GradScaler, output: Tensor, bad: bool = False) -> None:
     """A tangent of 1e36 is fine, but not times the scale."""
     scaler.scale(output.sum() * (1e38 if bad else 1.0)).backward()
-
-
-def finish(scaler: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list[bool]:
-    skips = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in optimizers]
-    scaler.update()
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    return skips
 
 
 def prepared(lowering: str) -> tuple[nn.Module, fxamp.GradScaler, Callable[..., Tensor], torch.optim.Optimizer]:

@@ -118,6 +118,20 @@ PLAIN: Groups = {
         'reduces = "many"': "'many' is not a size",
         "reduces = 4096.0": "reduces = 4096.0 has the wrong type; accepted: a whole",
     },
+    HEAD + CHUNKS.replace("64", "{}"): {
+        '"some"': "chunks = 'some' is not accepted; accepted: 'auto', or",
+        "0": "chunks = 0 is not accepted; accepted: 'auto', or a whole number",
+    },
+    HEAD + KEPT.replace("int8", "{}"): {
+        "int9": "keep = 'int9' is unknown; .*did you mean 'int8'",
+    },
+    HEAD.replace("float16", "{}"): {
+        "flaot16": "lower_precision_fp = 'flaot16' .*did you mean 'float16'",
+        "float32": "'float32' is unknown; accepted: 'float16', 'bfloat16'",
+    },
+    HEAD.replace("cpu", "{}"): {
+        "cud": "device = 'cud' is unknown; .*did you mean 'cuda'",
+    },
     HEAD + RULE.replace("fp32", "{}"): {
         "fp23": "cast = 'fp23' is unknown; .*did you mean 'fp32'",
         "nvfp5": "cast = 'nvfp5' is unknown; .*did you mean 'nvfp4'",
@@ -143,33 +157,9 @@ PLAIN: Groups = {
         "[[rule]]\nenabled = false": "has no id",
     },
     "{}": {
-        'lower_precision_fp = "flaot16"\n[match]\ndevice = "cpu"\n': (
-            1,
-            "lower_precision_fp = 'flaot16' .*did you mean 'float16'",
-        ),
-        'lower_precision_fp = "float32"\n[match]\ndevice = "cpu"\n': (
-            1,
-            "'float32' is unknown; accepted: 'float16', 'bfloat16'",
-        ),
-        'lower_precision_fp = "float16"\n[match]\ndevice = "cud"\n': (
-            3,
-            "device = 'cud' is unknown; .*did you mean 'cuda'",
-        ),
         "lower_precision_fp = 16\n": (1, "lower_precision_fp = 16 has the wrong type; accepted: a string"),
         'match = "cpu"\n': (1, "match = 'cpu' has the wrong type; accepted: a table"),
         HEAD + '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]\nwhy =': (8, "not TOML: "),
-        HEAD + '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = "some"\n': (
-            7,
-            "chunks = 'some' is not accepted; accepted: 'auto', or",
-        ),
-        HEAD + '[[rule]]\nid = "cut"\nops = ["cross_entropy_loss"]\nchunks = 0\n': (
-            7,
-            "chunks = 0 is not accepted; accepted: 'auto', or a whole number",
-        ),
-        HEAD + '[[rule]]\nid = "a"\nkeep = "int9"\nregion = "kept"\nops = ["mm"]\n': (
-            6,
-            "keep = 'int9' is unknown; .*did you mean 'int8'",
-        ),
     },
 }
 """By what is around it, a mistake and its message; with its line where that is not its own first one."""
@@ -204,6 +194,13 @@ BEYOND: Groups = {
         'cast = "fp32"': "cast does not go with keep; accepted: one of cast, chunks, drop, keep",
         'inputs = { self = "fp32" }': "inputs goes with cast, not with keep",
         'reduces = ">4"': "reduces goes with cast, not with keep",
+        'recipe = "rowwise"': "recipe goes with cast, not with keep",
+    },
+    HEAD + KEPT.replace("int8", "bfloat16") + "{}\n": {
+        "block = 64": "block goes with keep = 'int8' or",
+    },
+    HEAD + KEPT.replace("int8", "recompute").replace('["mm"]', "{}"): {
+        '["mm", "dropout"]': "keep = 'recompute' of aten::dropout, which draws random numbers",
     },
     HEAD + CHUNKS + "{}\n": {
         'cast = "fp32"': "cast does not go with chunks",
@@ -217,6 +214,15 @@ BEYOND: Groups = {
             9,
             "region = 'both' goes with cast = 'lower_precision_fp' or 'fp32', but this rule has cast = 'fp8'",
         ),
+    },
+    HEAD + FP8.replace('["mm"]', "{}") + 'recipe = "rowwise"\n': {
+        '["mm", "softmax.int"]': "cast = 'fp8' is for the ops linear, .*, not for 'aten::softmax.int'",
+    },
+    HEAD + RULE.replace("fp32", "promote") + "{}\n": {
+        'region = "both"': (
+            "region = 'both' goes with cast = 'lower_precision_fp' or 'fp32', but this rule has cast = 'promote'"
+        ),
+        'inputs = { weight = "fp32" }': "inputs goes with cast = .*, but this rule has cast = 'promote'",
     },
     HEAD + RULE + "{}\n": {
         '[[rule]]\nid = "a"\ncast = "fp32"\nops = ["exp"]': (9, "id = 'a' is used twice; the first is on line 5"),
@@ -264,32 +270,8 @@ BEYOND: Groups = {
         ),
     },
     "{}": {
-        HEAD + '[[rule]]\nid = "a"\nkeep = "bfloat16"\nregion = "kept"\nops = ["mm"]\nblock = 64\n': (
-            9,
-            "block goes with keep = 'int8' or",
-        ),
-        HEAD + '[[rule]]\nid = "a"\nkeep = "recompute"\nregion = "kept"\nops = ["mm", "dropout"]\n': (
-            8,
-            "keep = 'recompute' of aten::dropout, which draws random numbers",
-        ),
         '[match]\ndevice = "cpu"\n': (1, "lower_precision_fp is not set: this is an op table, not a policy"),
         'lower_precision_fp = "float16"\n': (1, r"\[match\] device is not set"),
-        HEAD + '[[rule]]\nid = "a"\ncast = "promote"\nops = ["exp"]\nregion = "both"\n': (
-            8,
-            "region = 'both' goes with cast = 'lower_precision_fp' or 'fp32', but this rule has cast = 'promote'",
-        ),
-        HEAD + '[[rule]]\nid = "a"\ncast = "promote"\nops = ["exp"]\ninputs = { weight = "fp32" }\n': (
-            8,
-            "inputs goes with cast = .*, but this rule has cast = 'promote'",
-        ),
-        HEAD + '[[rule]]\nid = "a"\ncast = "fp8"\nops = ["mm", "softmax.int"]\nrecipe = "rowwise"\n': (
-            7,
-            "cast = 'fp8' is for the ops linear, .*, not for 'aten::softmax.int'",
-        ),
-        HEAD + '[[rule]]\nid = "a"\nkeep = "int8"\nops = ["exp"]\nregion = "kept"\nrecipe = "rowwise"\n': (
-            9,
-            "recipe goes with cast, not with keep",
-        ),
         'extends = ["cpu.toml"]\n' + HEAD + '[[rule]]\nid = "reduction"\nenabled = false\n': (
             5,
             "enabled = false, but no file .* extends has a rule 'reduction' .*did you mean 'reductions'",

@@ -32,6 +32,15 @@ def compile_scaled(program: Program, scaler: fxamp.GradScaler, lowering: str, **
     return torch.compile(program, backend="fxamp", options=choices)
 
 
+def finish(scaler: fxamp.GradScaler, *optimizers: torch.optim.Optimizer) -> list[bool]:
+    """Step the optimizers, update the scale and drop the gradients; whether each step was skipped."""
+    skips = [scaler.step(optimizer, return_skipped=True).skipped for optimizer in optimizers]
+    scaler.update()
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    return skips
+
+
 def total(results: Any) -> Tensor:
     """A loss in float32 of all floating results that gradients flow through."""
     leaves = [r for r in pytree.tree_leaves(results) if isinstance(r, Tensor) and r.requires_grad]
