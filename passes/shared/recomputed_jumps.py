@@ -4,11 +4,12 @@ A partitioned backward repeats ops of the forward whose results it does not save
 saved value that was rounded gives about the same result. A rounding to whole numbers, a comparison, or the position of
 the largest element may give another one, which does not match what the forward computed. Comparisons in the backward's
 own formulas, such as clamp's, do not count: they err for few elements, as in eager autograd with rounded values.
-Divisions and logarithms count there too: a small value that was rounded to zero gives an infinity.
+Divisions and logarithms count there too: a small value that was rounded to zero gives an infinity. So do equalities
+that become numbers: amax's divides by how many elements equal the result, and no rounded element does.
 """
 
 from collections.abc import Iterator
-from math import isinf
+from math import inf, isinf
 from operator import getitem
 from typing import NamedTuple
 
@@ -48,8 +49,29 @@ _INFINITE_AT_ZERO = frozenset({"digamma", "log", "log10", "log2", "reciprocal", 
 #: Functions that are infinite at values to which others are rounded, at 1 and -1.
 _INFINITE_ELSEWHERE = frozenset({"erfinv"})
 
+#: Functions that divide by a matrix, or by what it was factored into, and the position of that argument. A rounded one
+#: may be singular.
+_MATRIX_ARGUMENT = {
+    "_linalg_solve_ex": 0,
+    "cholesky_inverse": 0,
+    "cholesky_solve": 1,
+    "linalg_inv_ex": 0,
+    "linalg_ldl_solve": 0,
+    "linalg_lu_solve": 0,
+    "linalg_solve_triangular": 0,
+    "triangular_solve": 1,
+}
+
 #: Functions that are infinite where their second argument is zero.
 _SECOND_ARGUMENT = frozenset({"binary_cross_entropy_backward", "div", "logit_backward", "polygamma"})
+
+#: Backwards whose kernels look for elements that equal the result, if an argument says that it is the largest one.
+_EQUAL_INSIDE = frozenset({"_cdist_backward", "_pdist_backward", "_segment_reduce_backward"})
+
+_EXTREMES = (inf, "amax", "amin", "max", "min")
+
+#: What a backward may compute before it looks for equal elements.
+_DISTANCES = frozenset({"abs", "sub"})
 
 #: Functions, and products, that are zero where an argument is; a clamp is nearly so, because it guards a division.
 _ZERO_AT_ZERO = frozenset({"abs", "clamp", "clamp_min", "mul", "neg", "sqrt", "square"})
@@ -88,10 +110,11 @@ def _jumps(place: Node) -> Iterator[Jump]:
             )
             if reached.zero and _has_pole(user, reached.value):
                 name, whole = _names(user)
-                yield Jump(whole, at_zero=not reached.moved and name not in _INFINITE_ELSEWHERE)
-            elif not in_backward(user) and (jump := _jump(user, reached.itself)) is not None:
+                elsewhere = reached.moved or name in _INFINITE_ELSEWHERE or name in _MATRIX_ARGUMENT
+                yield Jump(whole, at_zero=not elsewhere)
+            elif (jump := _equality(user) if in_backward(user) else _jump(user, reached.itself)) is not None:
                 yield jump
-            elif _may_float(user) and (following.zero or not in_backward(user)):
+            elif _may_float(user) and (following.zero or not in_backward(user) or _names(user)[0] in _DISTANCES):
                 waiting.append(following)
 
 
@@ -113,6 +136,8 @@ def _has_pole(call: Node, value: Node) -> bool:
     if name == "pow":
         power = call.args[1] if call.args[0] is value else None
         return isinstance(power, (int, float)) and power < 0
+    if name in _MATRIX_ARGUMENT:
+        return call.args[_MATRIX_ARGUMENT[name]] is value
     return name in _INFINITE_AT_ZERO | _INFINITE_ELSEWHERE or (name in _SECOND_ARGUMENT and call.args[1] is value)
 
 
@@ -161,6 +186,29 @@ def _jump(call: Node, itself: bool) -> Jump | None:
             return None
         return Jump(whole, itself and bool(other == 0))
     return Jump(whole, itself and dtype_of(call) is torch.bool and moves_only(call))
+
+
+def _equality(call: Node) -> Jump | None:
+    """Return how ``call`` jumps if it tells which elements of two tensors are equal, and these count as numbers.
+
+    maximum's backward only chooses by them how two equal elements share a gradient.
+    """
+    name, whole = _names(call)
+    if name in _EQUAL_INSIDE:
+        return Jump(whole) if any(argument in _EXTREMES for argument in call.args) else None
+    if name not in ("eq", "ne") or call.args[0] is call.args[1]:
+        return None
+    if not all(isinstance(side, Node) for side in call.args) or all(map(_chooses, call.users)):
+        return None
+    return Jump(whole)
+
+
+def _chooses(call: Node) -> bool:
+    """Whether ``call`` reads a mask only to choose elements by it."""
+    name, _ = _names(call)
+    if name in ("logical_not", "bitwise_not"):
+        return all(map(_chooses, call.users))
+    return name in ("where", "masked_fill")
 
 
 def _names(call: Node) -> tuple[str, str]:

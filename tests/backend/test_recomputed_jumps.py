@@ -67,6 +67,18 @@ STEEP: dict[str, Callable[[Tensor], Tensor]] = {
     "angle": lambda p: torch.atan2(p, p.roll(1, 0)),
     "cross-entropy": lambda p: F.binary_cross_entropy(p / 2, torch.full_like(p, 0.5), reduction="none"),
     "divergence": lambda p: F.kl_div(p.log(), p.flip(0), reduction="none"),
+    "determinant": lambda p: torch.linalg.det(p.unflatten(1, (8, 8))),
+}
+
+
+#: Functions whose backwards look for the elements that equal the result.
+EXTREMES: dict[str, Callable[[Tensor], Tensor]] = {
+    "amax": lambda y: y * y.amax(-1, keepdim=True),
+    "max": lambda y: y * y.max(),
+    "norm": lambda y: y * torch.linalg.vector_norm(y, torch.inf, -1, keepdim=True),
+    "scatter": lambda y: y * y.scatter_reduce(1, torch.zeros_like(y, dtype=torch.int64), y, "amin", include_self=False),
+    "index": lambda y: y * y.index_reduce(0, torch.zeros(64, dtype=torch.int64), y, "amax", include_self=False),
+    "distance": lambda y: y * torch.cdist(y, y.flip(0) + 1.0, p=torch.inf)[:, :1],
 }
 
 
@@ -159,6 +171,13 @@ def test_what_a_backward_divides_by_is_not_rounded_to_zero(keep: str, steep: str
     """Other factors of these gradients are rounded by up to their size, but nothing becomes infinite."""
     error, _, _ = outcome(Wide(STEEP[steep]), all_in(keep), "aot_eager")
     assert error < 1.4
+
+
+@pytest.mark.parametrize("extreme", exhaustive(EXTREMES, always=list(EXTREMES)[::2]))
+def test_the_shipped_policies_find_the_largest_elements_again(extreme: str) -> None:
+    model = Activated(lambda y: EXTREMES[extreme](y.repeat(8, 1)))
+    error, _, _ = outcome(model, Policy.load("cpu-bfloat16-lean"), "aot_eager")
+    assert error <= 0.02
 
 
 @pytest.mark.exhaustive

@@ -49,6 +49,8 @@ def jump(backward: GraphModule) -> Jump | None:
         ("topk", lambda x: x.topk(2)[1]),
         ("sort", lambda x: x.sort(-1)[1]),
         ("bucketize", lambda x: torch.bucketize(x, torch.arange(4.0))),
+        ("linalg_solve_triangular", lambda x: torch.linalg.solve_triangular(x.mT, torch.ones(4, 1), upper=False)),
+        ("cholesky_solve", lambda x: torch.cholesky_solve(torch.ones(4, 1), x)),
         ("heaviside", lambda x: torch.heaviside(x - 1, torch.ones(()))),
         ("_to_copy", lambda x: x.to(torch.int64)),
         ("_to_copy", lambda x: (x - 1).bool()),
@@ -87,6 +89,7 @@ def test_a_jump_elsewhere_counts_more_than_one_at_zero() -> None:
         lambda x: x.abs() < inf,
         lambda x: torch.where(x == -inf, 0.0, x),
         lambda x: torch.zeros_like(x, dtype=torch.int32) + 1,
+        lambda x: torch.linalg.solve_triangular(torch.eye(4), x, upper=False),
         lambda x: x.new_ones(3) > 2,
         lambda x: torch.arange(x.shape[0]) > 2,
     ],
@@ -100,6 +103,25 @@ def test_the_backwards_own_ops_do_not_count() -> None:
     for node in backward.graph.nodes:
         node.meta["partitioner_tag"] = "is_backward"
     assert jump(backward) is None
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [
+        ("eq", lambda x: (x == x.amax(-1, keepdim=True)).sum(-1)),
+        ("eq", lambda x: ((x - 1).abs() == x.sum()) * 2.0),
+        ("ne", lambda x: (x != x.t()).to(x.dtype)),
+        ("_cdist_backward", lambda x: aten._cdist_backward(x, x, x, inf, x)),
+        (None, lambda x: aten._cdist_backward(x, x, x, 2.0, x)),
+        (None, lambda x: torch.where(~(x == x.t()), x, 2.0)),
+        (None, lambda x: (x == 2.0).sum()),
+    ],
+)
+def test_equalities_that_the_backward_itself_counts(op: str | None, function: Callable[[Tensor], Tensor]) -> None:
+    backward = graph(function)
+    for node in backward.graph.nodes:
+        node.meta["partitioner_tag"] = "is_backward"
+    assert jump(backward) == (None if op is None else Jump(op))
 
 
 @pytest.mark.parametrize(
