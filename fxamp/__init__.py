@@ -1,8 +1,17 @@
 """Mixed precision for PyTorch as a torch.compile backend.
 
-    torch.compile(model, backend="fxamp", options={"policy": "cuda-float16"})
+    model.compile(backend="fxamp", options={"policy": "cuda-float16"})
 
-All public names are here. Modules that import torch or triton load on first use.
+All public names are here, and in ``fxamp.frameworks`` the adapters for other libraries:
+
+- ``report(model)``: what the backend compiled, in which dtypes, and what stayed outside.
+- ``GradScaler``: torch.amp.GradScaler's contract; with it in the options, the compiled backward scales and unscales.
+- ``compile_optimizer(optimizer)``: runs ``optimizer.step()`` compiled, with state in fewer bits where a policy says so.
+- ``rewrite(model, inputs, policy)``: the rewritten graph as a torch.fx.GraphModule, without torch.compile.
+- ``Policy``, ``Rule`` and its kinds ``CastRule``, ``KeepRule``, ``ChunkRule``, ``DropRule``: a policy file as data.
+- ``FxampError``: the base of all errors that fxamp raises on purpose.
+
+Modules that import torch or triton load on first use.
 """
 
 from typing import TYPE_CHECKING, Any

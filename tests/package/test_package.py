@@ -1,6 +1,7 @@
 """The package as it is built, installed and imported."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,11 +112,12 @@ def test_the_adapters_for_frameworks_are_there_with_the_package() -> None:
     assert "fxamp.frameworks" in printed and not {"torch", "transformers"} & printed
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there_and_explained() -> None:
     import fxamp
 
     for name in fxamp.__all__:
         assert getattr(fxamp, name) is not None
+        assert re.search(rf"``{name}\b", fxamp.__doc__ or "")
     with pytest.raises(AttributeError, match="no attribute 'rewrit'"):
         fxamp.rewrit  # noqa: B018
 
