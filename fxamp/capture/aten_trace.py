@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node, Proxy
 from torch.fx.node import map_arg
@@ -164,7 +164,8 @@ class _AtenTrace(Interpreter):
         versions, gradients = [tensor._version for tensor in tensors], Gradients(tensors)
         with without_hooks():
             result = super().run_node(n)
-        gradients.require_derived(result)
+        if not isinstance(n.target, OpOverload | OpOverloadPacket):  # an op is recorded whole, and so is its gradient
+            gradients.require_derived(result)
         no_op = self._last is last and n.op in ("call_function", "call_method")
         if no_op and is_object(result):
             self._objects[n] = self._copy(n)

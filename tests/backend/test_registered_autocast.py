@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +21,28 @@ LIBRARY = "fxamp_registered"
 
 @pytest.fixture(autouse=True, scope="module")
 def _ops() -> Iterator[None]:
-    """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without."""
+    """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without.
+
+    ``function`` is the first with an autograd.Function for its gradient.
+    """
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         for name in ("low", "wide", "half", "none"):
             library.define(f"{name}(Tensor x, Tensor w) -> Tensor")
-            library.impl(name, lambda x, w: (x.float() @ w.float()).to(x.dtype), "CompositeExplicitAutograd")
+            library.impl(name, _product, "CompositeExplicitAutograd")
             torch.library.register_autograd(f"{LIBRARY}::{name}", _backward, setup_context=_save, lib=library)
         for device in ("cpu", "cuda"):
             torch.library.register_autocast(f"{LIBRARY}::low", device, torch.bfloat16, lib=library)
             torch.library.register_autocast(f"{LIBRARY}::wide", device, torch.float32, lib=library)
         library.impl("half", _cast_one, "AutocastCPU")
+        library.define("function(Tensor x, Tensor w) -> Tensor")
+        library.impl("function", _product, "CompositeExplicitAutograd")
+        library.impl("function", lambda x, w: _Product.apply(x, w), "Autograd")
+        torch.library.register_autocast(f"{LIBRARY}::function", "cpu", torch.bfloat16, lib=library)
         yield
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    return (x.float() @ w.float()).to(x.dtype)
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -40,6 +52,17 @@ def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor
 def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor]:
     x, w = ctx.saved_tensors  # type: ignore[attr-defined]
     return (gradient.float() @ w.float().T).to(x.dtype), (x.float().T @ gradient.float()).to(w.dtype)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        with torch._C._AutoDispatchBelowAutograd():
+            product: Tensor = torch.ops.fxamp_registered.function(x, w)
+            return product
+
+    backward = staticmethod(_backward)
 
 
 def _cast_one(x: Tensor, w: Tensor) -> Tensor:
@@ -63,7 +86,7 @@ def in_no_region(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["low", "wide", "half"])
+@pytest.mark.parametrize("name", ["low", "wide", "half", "function"])
 @pytest.mark.parametrize("program", [of_captured_inputs, of_products, in_no_region])
 def test_results_and_gradients_are_those_of_eager_autocast(
     program: Callable[..., Tensor], name: str, lowering: str
