@@ -12,6 +12,9 @@ from programs.program import Block, Case, Program, Setting, Statement
 
 T = TypeVar("T")
 
+#: The kinds that are drawn under an ambient autocast alone.
+_AMBIENT = {"function_left_whole", "transform"}
+
 
 def reduce(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The smallest case found that still ``fails``; a case that cannot run counts as one that does not."""
@@ -25,8 +28,7 @@ def reduce(case: Case, fails: Callable[[Case], bool]) -> Case:
 def _trials(case: Case) -> Iterator[Case]:
     program = case.program
     for setting in _plainer(case.setting):
-        # Drawn under an ambient autocast alone.
-        if setting.ambient == case.setting.ambient or "transform" not in program.kinds():
+        if setting.ambient == case.setting.ambient or _AMBIENT.isdisjoint(program.kinds()):
             yield replace(case, setting=setting)
     if program.border != Program.border:
         yield _with(case, border=Program.border)

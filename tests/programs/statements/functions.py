@@ -42,6 +42,11 @@ def function(d: Draft) -> None:
 
     Its second derivatives are wrong with torch.compile alone, unless they are those of its formulas.
     """
+    _call(d, *_elementwise(d))
+
+
+def _elementwise(d: Draft) -> tuple[Function, list[str]]:
+    """A Function and its operands."""
     if d.setting.schedule == "twice" and not d.chance(4):
         raise Unfit
     x = d.value(lambda v: v.dim() >= 1)
@@ -73,7 +78,7 @@ def function(d: Draft) -> None:
     packed = len(outputs) == 1 and d.chance(6)
     name = d.fresh("Unary" if len(inputs) == len(outputs) == 1 and not (number or packed) else "Function")
     how = {"forward": forward, "backward": backward, "apart": apart, "packed": packed}
-    _call(d, Function(name, inputs, number, lines, outputs, saved, kept, tuple(notes), gradients, **how), operands)
+    return Function(name, inputs, number, lines, outputs, saved, kept, tuple(notes), gradients, **how), operands
 
 
 def _computation(d: Draft, inputs: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -131,6 +136,11 @@ def function_of_products(d: Draft) -> None:
 
     All are decorated: without it autocast multiplies float32 in the backward, where a graph follows the policy.
     """
+    _call(d, *_product(d))
+
+
+def _product(d: Draft) -> tuple[Function, list[str]]:
+    """A Function and its operands."""
     x = d.ranked(2)
     operands = [x, d.parameter(d.shape(x)[-1], d.pick((8, 4)))]
     cast = d.pick((None, None, *_DTYPES))
@@ -146,11 +156,18 @@ def function_of_products(d: Draft) -> None:
     kept: tuple[str, ...] = ()
     if d.chance(4):
         saved, kept = saved[1:], saved[:1]
-    _call(
-        d,
-        Function(name, ("a", "b"), False, lines, ("y",), saved, kept, (), gradients, (forward,), (_BACKWARD,)),
-        operands,
-    )
+    return Function(
+        name, ("a", "b"), False, lines, ("y",), saved, kept, (), gradients, (forward,), (_BACKWARD,)
+    ), operands
+
+
+@statement()
+def function_left_whole(d: Draft) -> None:
+    """In a call that Dynamo leaves whole, and in which only an ambient autocast acts."""
+    if not d.setting.ambient:
+        raise Unfit
+    decorator = d.pick(("@torch.compiler.allow_in_graph", "@torch._dynamo.nonstrict_trace"))
+    _call(d, *d.pick((_elementwise, _product))(d), decorator)
 
 
 @statement()
@@ -170,10 +187,17 @@ def function_in_place(d: Draft) -> None:
     )
 
 
-def _call(d: Draft, function: Function, operands: Sequence[str]) -> None:
-    """Define the Function and apply it; one whose backward raises is left out."""
+def _call(d: Draft, function: Function, operands: Sequence[str], decorator: str = "") -> None:
+    """Define the Function and apply it; one whose backward raises is left out.
+
+    ``decorator``: of a function around the call, if there is to be one.
+    """
     arguments = ", ".join([*operands, *["2.0"] * function.number])
     d.define(function.name, function.source())
-    call = f"{function.name}.apply({arguments})" + "[0]" * function.packed
+    apply = f"{function.name}.apply"
+    if decorator:
+        apply = d.fresh("whole")
+        d.define(apply, f"{decorator}\ndef {apply}(*operands):\n    return {function.name}.apply(*operands)\n")
+    call = f"{apply}({arguments})" + "[0]" * function.packed
     with d.whole():
         d.differentiate(*d.let_several(call, len(function.outputs)))
