@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from torch import Tensor, nn
 
@@ -69,7 +70,7 @@ def trained(elsewhere: str, lowering: str, skip: str, compiled: bool) -> tuple[l
 def test_training_does_not_depend_on_the_default_device(lowering: str, skip: str, compiled: bool) -> None:
     expected, scale = trained("cpu", lowering, skip, compiled)
     weights, other_scale = trained("meta", lowering, skip, compiled)
-    assert all(map(torch.equal, weights, expected))
+    assert_equal(weights, expected)
     assert other_scale == scale
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_compiler
 from torch import Tensor, nn
@@ -71,11 +72,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
         scheduler.step()
         optimizer.zero_grad()
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
-
-
-def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
 
 
 FORMS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in _KINDS]

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 
@@ -32,6 +33,6 @@ def test_lowerings_equal_what_they_are_named_after(dropped: float) -> None:
     models[2].compile(backend="aot_eager")
     models[3].compile(backend="fxamp", options={"lowering": "aot_eager"})
     eager, ours, by_torch, ours_by_torch = map(trained, models)
-    assert all(map(torch.equal, eager, ours))
-    assert all(map(torch.equal, by_torch, ours_by_torch))
+    assert_equal(eager, ours)
+    assert_equal(by_torch, ours_by_torch)
     assert all(map(torch.equal, eager, by_torch)) == (dropped == 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.scaled_runs import compile_scaled, make_scaler
 from support.programs.small_models import Perceptron
@@ -75,8 +76,8 @@ def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attache
     if attached:
         options["scaler"] = scaler
     got, numbers = run(loop, scaler, lambda body: torch.compile(body, backend="fxamp", options=options))
-    torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
+    assert_equal(got, reference)
+    assert_equal(numbers, expected, equal_nan=True)
     assert scaler.skipped_steps == 1 and expected[1][-1] == 2.0**7
 
 
@@ -112,8 +113,8 @@ def test_another_compilers_function_breaks_at_the_scaler_too() -> None:
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**8)
     net_loop = torch.compile(plain, backend="eager")
     got, numbers = run(net_loop, scaler)
-    torch.testing.assert_close(got, reference, rtol=0, atol=0)
-    torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
+    assert_equal(got, reference)
+    assert_equal(numbers, expected, equal_nan=True)
 
 
 class Exact(torch.autograd.Function):
@@ -188,7 +189,7 @@ def test_what_autograd_calls_in_a_compiled_step_is_not_compiled_as_a_forward(
         return fxamp_backend(gm, inputs, options={"policy": "cpu-float16", "scaler": scaler, "lowering": lowering})
 
     got = gradients(torch.compile(step, backend=compiler), scaler, ambient)
-    torch.testing.assert_close(got, reference, rtol=0, atol=0)
+    assert_equal(got, reference)
     assert any(gradient is not None and gradient.any() for gradient in got.values())
     assert traced and not [trace for trace in traced if str(PACKAGE) in trace]
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.machines.lacks import needs_gradient_hooks
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
@@ -88,4 +89,4 @@ def test_rewrite_keeps_a_hook() -> None:
         torch.autocast("cpu", torch.bfloat16)(after_uses),
     ):
         gradients.append(torch.autograd.grad(call(x, w).sum(), (x, w)))
-    assert all(map(torch.equal, *gradients))
+    assert_equal(*gradients)

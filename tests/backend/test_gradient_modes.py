@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with, leaf
 from torch import Tensor
@@ -85,8 +86,7 @@ def compared(program: Callable[..., Results], lowering: str) -> list[tuple[Tenso
         expected = program(x, w)
     pairs = list(zip(compile_with(program, lowering)(x, w), expected, strict=True))
     for ours, theirs in pairs:
-        for one, other in zip(_gradients(ours, x, w), _gradients(theirs, x, w), strict=True):
-            assert torch.equal(one, other)
+        assert_equal(_gradients(ours, x, w), _gradients(theirs, x, w))
     return pairs
 
 

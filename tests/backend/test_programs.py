@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_writing_loops
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf, leaves, run
@@ -119,8 +120,8 @@ def test_a_checkpoint_writes_to_its_buffers_once(lowering: str) -> None:
     (expected,), gradients = run(plain, (leaf(4, 8),), torch.bfloat16)
     (result,), ours = run(compiled, (leaf(4, 8),))
     assert torch.equal(result, expected.float())
-    assert ours.keys() == gradients.keys() and all(torch.equal(ours[name], want) for name, want in gradients.items())
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(compiled.buffers(), plain.buffers(), strict=True))
+    assert_equal(ours, gradients)
+    assert_equal([*compiled.buffers()], [*plain.buffers()])
 
 
 def test_a_selective_checkpoint_asks_its_policy() -> None:

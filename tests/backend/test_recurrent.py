@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 from fxamp.passes.forward import expand_composites
@@ -34,11 +35,6 @@ def trained(model: nn.Module, x: Tensor, autocast: bool, **how: object) -> list[
         result = call(x)
     result.float().square().sum().backward()
     return [result.detach().float(), *(parameter.grad for parameter in twin.parameters() if parameter.grad is not None)]
-
-
-def assert_equal(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
 
 
 KINDS = pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

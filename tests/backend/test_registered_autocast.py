@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.bench_graph import policy, workbench
+from support.checks.equality import assert_equal
 from support.oracles.like_autocast import compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
@@ -98,7 +99,7 @@ def test_results_and_gradients_are_those_of_eager_autocast(
     ours = compile_with(lambda x, w: program(x, w, op), lowering)(x, w)
     assert torch.equal(ours, expected.float())
     got, theirs = (torch.autograd.grad(result.float().square().sum(), (x, w)) for result in (ours, expected))
-    assert all(map(torch.equal, got, theirs))
+    assert_equal(got, theirs)
 
 
 @pytest.mark.parametrize(("name", "cast"), [("low", "lower_precision_fp"), ("wide", "fp32"), ("none", None)])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.external_utils
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_compiler, needs_gradients_of_one_tensor, needs_writes_in_functions
 from support.oracles.like_autocast import assert_like_autocast, assert_rewritten_like_autocast, compile_with, leaf, run
@@ -216,7 +217,7 @@ def test_a_hook_has_autocasts_second_derivatives_or_is_refused() -> None:
     except DoubleBackwardError as error:
         assert "hook" in str(error) and hasattr(torch._dynamo.external_utils, "_ApplyBackwardHook")
     else:
-        assert all(map(torch.equal, ours, penalized(program, True)))  # type: ignore[arg-type]
+        assert_equal(ours, penalized(program, True))  # type: ignore[arg-type]
 
 
 @pytest.mark.exhaustive

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from torch import Tensor, nn
 
@@ -90,8 +91,7 @@ WAYS = [module_call, function_of_model, function_around_model]
 def test_parameters_are_swapped_as_without_fxamp(way: Callable[..., Any], lowering: str) -> None:
     model = Net()
     ours = swapped_between_steps(model, way(model, {"policy": "cpu-bfloat16", "lowering": lowering}))
-    for one, other in zip(ours, by_autocast(torch.bfloat16), strict=True):
-        assert torch.equal(one, other)
+    assert_equal(ours, by_autocast(torch.bfloat16))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -111,8 +111,7 @@ def test_parameters_that_a_scaler_names_are_swapped(lowering: str) -> None:
     scaler.name_parameters(model)
     options = {"policy": "cpu-float16", "lowering": lowering, "scaler": scaler}
     ours = swapped_between_steps(model, module_call(model, options), scaler)
-    for one, other in zip(ours, by_autocast(torch.float16, torch.amp.GradScaler("cpu", 8.0)), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert_equal(ours, by_autocast(torch.float16, torch.amp.GradScaler("cpu", 8.0)))
     scaler.scale(model(X * 1e6)).backward()
     scaler.step(torch.optim.SGD(model.parameters(), lr=0.1))
     assert set(scaler.overflowed()) <= {name for name, _ in model.named_parameters()} and scaler.overflowed()

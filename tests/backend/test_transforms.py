@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
@@ -112,7 +113,7 @@ def test_under_a_named_policy_everything_inside_is_float32(name: str) -> None:
         return [result, *torch.autograd.grad(result.sum(), (x, w))]
 
     ours = run(compile_with(PROGRAMS[name], "eager", policy="cpu-bfloat16"))
-    assert all(map(torch.equal, ours, run(PROGRAMS[name])))
+    assert_equal(ours, run(PROGRAMS[name]))
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

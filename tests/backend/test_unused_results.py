@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
@@ -123,8 +124,7 @@ def test_zeros_have_the_strides_of_the_gradients() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             theirs = program(*leaves)
         gradients = [torch.autograd.grad(results[used].sum(), leaves) for results in (function(*leaves), theirs)]
-        for mine, expected in zip(*gradients, strict=True):
-            torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+        assert_equal(*gradients)
 
 
 @pytest.mark.inductor
@@ -203,7 +203,7 @@ def test_kernels_overwrite_saved_tensors_unless_the_graph_is_kept(
             scaler.scale(loss).backward()
             assert w.grad is not None
             gradients.append(w.grad / 2 if kept else w.grad)
-    torch.testing.assert_close(gradients, gradients[:1] * 3, rtol=0, atol=0)
+    assert_equal(gradients, gradients[:1] * 3)
     forward, once, again = overwritten
     assert (bool(forward), bool(once), bool(again)) == (False, True, False)
 
@@ -338,5 +338,4 @@ def test_sizes_that_depend_on_values(used: int, dynamic: bool) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         theirs = masked(*leaves)
     gradients = [torch.autograd.grad(results[used].float().square().sum(), leaves) for results in (ours, theirs)]
-    for mine, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(mine, expected, rtol=0, atol=0)
+    assert_equal(*gradients)

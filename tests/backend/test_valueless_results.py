@@ -73,8 +73,7 @@ def test_gradients_are_those_with_the_results(lowering: str) -> None:
         assert isinstance(logits, ValuelessTensor) == (under is POLICY)
         loss.backward()
         gradients.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    for ours, whole in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
+    torch.testing.assert_close(*gradients, rtol=2**-6, atol=2**-8)
 
 
 def test_a_scaler_unscales_what_is_left() -> None:
@@ -88,8 +87,7 @@ def test_a_scaler_unscales_what_is_left() -> None:
         _, loss = torch.compile(model, backend="fxamp", options=options)(batch(), batch())
         scaler.scale(loss).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    for ours, whole in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, whole, rtol=2**-6, atol=2**-8)
+    torch.testing.assert_close(*gradients, rtol=2**-6, atol=2**-8)
 
 
 @pytest.mark.exhaustive

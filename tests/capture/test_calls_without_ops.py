@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 
@@ -98,8 +99,7 @@ def test_it_runs_as_under_autocast(call: Callable[[Net, Tensor], Tensor], loweri
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_sizes_as_tensors_may_be_dynamic(lowering: str) -> None:
-    for ours, theirs in zip(_outcome(_sized, lowering, dynamic=True), _outcome(_sized, None), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal(_outcome(_sized, lowering, dynamic=True), _outcome(_sized, None))
 
 
 def test_no_tensor_of_the_capture_stays_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:

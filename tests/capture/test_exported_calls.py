@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import leaf, run
 from torch import Tensor, nn
@@ -59,5 +60,4 @@ def test_results_and_gradients(program: Callable[[Model, Tensor], Any], as_modul
     got, gradients = run(rewritten, (x,))
     expected, wanted = run(model, (x,), torch.bfloat16 if program is branches else None)
     assert len(got) == len(expected) and gradients.keys() == wanted.keys()
-    for one, other in zip([*got, *gradients.values()], [*expected, *wanted.values()], strict=True):
-        assert torch.equal(one, other)
+    assert_equal([*got, *gradients.values()], [*expected, *wanted.values()])

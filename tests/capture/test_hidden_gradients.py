@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 import fxamp
@@ -98,7 +99,7 @@ def test_the_gradient_of_a_call_that_is_left_whole(
     expected = gradients(program)
     left_whole_call = left_whole(call)
     got = gradients(torch.compile(program, backend="fxamp", options={"lowering": lowering}))
-    assert all(map(torch.equal, got, expected))
+    assert_equal(got, expected)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -122,7 +123,7 @@ def test_the_gradient_of_a_weight_that_overrides_the_product(lowering: str) -> N
     net, x = Net(), torch.randn(3, 8)
     expected = gradients(net)
     compiled = torch.compile(net, backend="fxamp", options={"lowering": lowering})
-    assert all(map(torch.equal, gradients(compiled), expected))
+    assert_equal(gradients(compiled), expected)
     assert expected[0].any() and "TripledBackward" in str(fxamp.report(compiled))
 
 

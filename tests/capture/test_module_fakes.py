@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with
 from support.programs.small_models import Wrapped
@@ -68,8 +69,7 @@ def test_rewrite_changes_no_tensor_of_its_source(name: str) -> None:
     reference = copy.deepcopy(model)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(rewritten(x), reference(x))
-    for key, value in tensors(reference).items():
-        assert torch.equal(tensors(model)[key], value), key
+    assert_equal(tensors(model), tensors(reference))
 
 
 @each_once(

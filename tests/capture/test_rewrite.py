@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -35,9 +36,7 @@ def test_a_module_keeps_its_structure_and_shares_its_parameters() -> None:
         expected = model(x, 2.0)
     model.zero_grad()
     result = rewritten(x, 2.0)
-    assert result.keys() == expected.keys()
-    for name, value in expected.items():
-        assert result[name].dtype is value.dtype and torch.equal(result[name], value)
+    assert_equal(result, expected)
     result["logits"].float().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 import fxamp
@@ -66,8 +67,7 @@ def test_training_the_rewritten_module_trains_the_source(kind: str) -> None:
         for one in (optimizer, expected):
             one.step()
             one.zero_grad()
-    for name, value in twin.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert_equal(model.state_dict(), twin.state_dict())
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checks.equality import assert_equal
 from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -58,7 +59,7 @@ def test_a_nested_tensor_that_the_program_makes(lowering: str) -> None:
     got = compiled(net, x, offsets)
     assert torch.equal(got, expected)
     ours, theirs = (torch.autograd.grad(result.square().sum(), net.parameters()) for result in (got, expected))
-    assert all(map(torch.equal, ours, theirs))
+    assert_equal(ours, theirs)
 
 
 class Scaled(Tensor):

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from parallel_programs import PROGRAMS, WIDTH
 from parallel_runs import by_autocast, by_fxamp
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -64,7 +65,7 @@ def test_sizes_that_change_become_symbols(mesh: DeviceMesh, lowering: str) -> No
         expected.square().sum().backward()
         assert torch.equal(got, expected)
         for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
-            assert all(map(torch.equal, inner_tensors(ours.grad), inner_tensors(theirs.grad)))
+            assert_equal(inner_tensors(ours.grad), inner_tensors(theirs.grad))
     assert registry.count() - before == 2
 
 
@@ -74,8 +75,7 @@ def test_a_rewritten_module_runs_on_dtensors(mesh: DeviceMesh) -> None:
     rewritten = fxamp.rewrite(net, inputs, policy="cpu-bfloat16")
     with torch.autocast("cpu", torch.bfloat16):
         expected = net(*inputs)
-    for got, want in zip(rewritten(*inputs), expected, strict=True):
-        assert torch.equal(got, want)
+    assert_equal(rewritten(*inputs), expected)
 
 
 def saved_bytes(net: torch.nn.Module, inputs: tuple[Tensor, ...], autocast: bool) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from parallel_programs import HIDDEN, WIDTH
+from support.checks.equality import assert_equal
 from support.machines.ranks import on_ranks
 from support.programs.small_models import Perceptron
 from torch import Tensor, nn
@@ -125,8 +126,7 @@ def test_the_other_steps_are_those_of_eager_autocast(ranks: list[dict[str, Any]]
     for results in ranks:
         got, expected = results[lowering], results["torch"]
         assert [norm for i, norm in enumerate(got["norms"]) if i != BAD_ITERATION] == expected["norms"]
-        for name, weight in expected["weights"].items():
-            assert torch.equal(got["weights"][name], weight), name
+        assert_equal(got["weights"], expected["weights"])
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch._functorch.partitioners as partitioners
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.ranks import asked_by, on_ranks, said_by_fxamp, whole
 from support.oracles.saved_tensors_oracle import in_eight_bits, memory
@@ -191,10 +192,7 @@ def test_ranks_compute_what_one_process_does(ranks: list[dict[str, Any]], kind: 
 
 def test_what_is_kept_of_dtensors_is_each_ranks_part(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
-        ours, theirs = results["parallel"]
-        assert ours.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert torch.equal(ours[key], value), key
+        assert_equal(*results["parallel"])
 
 
 def test_products_of_dtensors_stay_in_16_bits_and_the_log_says_so(ranks: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.machines.ranks import on_ranks, whole
 from support.programs.every_optimizer import OPTIMIZERS
@@ -197,27 +198,21 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return on_ranks(work, request.param, tmp_path_factory.mktemp("ranks"))
 
 
-def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_shards_step_as_the_whole_does(ranks: list[dict[str, Any]], name: str) -> None:
     alone = stepped(None, ELEMENTWISE[name], MAX_NORM, lowering="aot_eager")
     for results in ranks:
         assert results[name]["refusals"] == ()
-        assert_same(results[name]["weights"], alone["weights"])
-        assert_same(results[name]["state"], alone["state"])
+        assert_equal(results[name]["weights"], alone["weights"])
+        assert_equal(results[name]["state"], alone["state"])
 
 
 def test_the_generated_kernel_steps_shards_and_counts_where_there_is_no_element(ranks: list[dict[str, Any]]) -> None:
     alone = by_kernel(None)
     for results in ranks:
         assert results["kernel"]["refusals"] == ()
-        assert_same(results["kernel"]["weights"], alone["weights"])
-        assert_same(results["kernel"]["state"], alone["state"])
+        assert_equal(results["kernel"]["weights"], alone["weights"])
+        assert_equal(results["kernel"]["state"], alone["state"])
 
 
 def test_a_step_waits_for_nobody_but_for_one_sum_of_squares(ranks: list[dict[str, Any]]) -> None:
@@ -231,7 +226,7 @@ def test_a_step_that_is_not_elementwise_stays_eager_and_says_so(ranks: list[dict
     for results in ranks:
         ours, theirs = results[name]
         assert len(ours["refusals"]) == 1
-        assert_same(ours["weights"], theirs["weights"])
+        assert_equal(ours["weights"], theirs["weights"])
 
 
 def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) -> None:
@@ -242,7 +237,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(ranks: list[dict[str, Any]]) 
         assert ours["scale"] == results["host"]["scale"] == alone["scale"]
         for norm, true in zip(ours["norms"], exact["norms"], strict=True):
             assert norm == true or abs(norm - true) <= torch.finfo(torch.float32).eps * true
-        assert_same(ours["weights"], ranks[0]["device"]["weights"])
+        assert_equal(ours["weights"], ranks[0]["device"]["weights"])
         for a, b, c in zip(ours["weights"], alone["weights"], exact["weights"], strict=True):
             bound = 4 * (b.double() - c).abs().max() + torch.finfo(torch.float32).eps * (1 + c.abs().max())
             assert (a.double() - c).abs().max() <= bound
@@ -263,5 +258,5 @@ def test_each_rank_keeps_its_shard_in_fewer_bits_and_saves_dtensors(ranks: list[
     for results in ranks:
         ours = results[f"packed {name}"]
         assert ours["kept"] == alone["kept"] and alone["kept"] and ours["kinds"] == [str(DTensor)]
-        assert_same(ours["weights"], alone["weights"])
-        assert_same(ours["state"], alone["state"])
+        assert_equal(ours["weights"], alone["weights"])
+        assert_equal(ours["state"], alone["state"])

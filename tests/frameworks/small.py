@@ -1,6 +1,7 @@
 """What all frameworks train here: a model with an op of every kind of cast, batches, and how runs are compared."""
 
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 #: Few enough to be quick, with an overflow in the middle: float16 ends at 65504.
@@ -45,5 +46,4 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     """Bit for bit, under the same names."""
     assert list(ours) == list(theirs)
-    for name, value in ours.items():
-        assert torch.equal(value, theirs[name]), name
+    assert_equal(ours, theirs)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from small import STEPS, assert_same, batches, net, weights
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 
@@ -108,7 +109,7 @@ def test_training_is_that_under_accelerates_own_mixed_precision(run: tuple[str, 
     theirs = Loop(by_accelerate(dtype)).run(data)
     ours = Loop(by_fxamp(dtype)).run(data)
 
-    torch.testing.assert_close(ours.seen, theirs.seen, rtol=0, atol=0, equal_nan=True)
+    assert_equal(ours.seen, theirs.seen, equal_nan=True)
     assert_same(ours.weights, theirs.weights)
     assert len(fxamp.report(ours.model).graphs) > 0
     if dtype == "fp16":
@@ -179,7 +180,7 @@ def test_training_resumes_from_a_saved_state(tmp_path: Path) -> None:
     assert_same(again.weights, whole.weights)
     assert list(again.weights) == list(net().state_dict())
     assert again.accelerator.scaler.state_dict() == whole.accelerator.scaler.state_dict()
-    torch.testing.assert_close(again.seen, whole.seen[len(again.seen) :], rtol=0, atol=0, equal_nan=True)
+    assert_equal(again.seen, whole.seen[len(again.seen) :], equal_nan=True)
 
 
 def test_a_model_of_which_no_graph_runs_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -246,7 +247,7 @@ def retried(pair: tuple[Any, Prepare]) -> Loop:
 def test_after_free_memory_it_prepares_again(dtype: str) -> None:
     """An overflow of the run that ended is none of the next run's."""
     theirs, ours = retried(by_accelerate(dtype)), retried(by_fxamp(dtype))
-    torch.testing.assert_close(ours.seen, theirs.seen, rtol=0, atol=0, equal_nan=True)
+    assert_equal(ours.seen, theirs.seen, equal_nan=True)
     assert_same(ours.weights, theirs.weights)
     if dtype == "fp16":
         assert ours.accelerator.scaler.loss_scale == theirs.accelerator.scaler.get_scale()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor
 
 from fxamp.kernels.blockwise_8bit import (
@@ -51,7 +52,7 @@ def test_the_nearest_value_is_taken(code: str) -> None:
     rounded = there_and_back(value, code).double()
     best = (value.double()[:, None] - table).abs().min(dim=1).values
     keeps = (value == 0) | CODES[code].signed | (value >= table[1])
-    torch.testing.assert_close((value.double() - rounded).abs()[keeps], best[keeps], rtol=0, atol=0)
+    assert_equal((value.double() - rounded).abs()[keeps], best[keeps])
 
 
 @pytest.mark.parametrize("code", CODES)

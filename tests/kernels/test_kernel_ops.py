@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_cases import expected, random_gradients, same_bits
+from support.checks.equality import assert_equal
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
@@ -63,7 +64,7 @@ def assert_same_when_compiled(backend: str) -> None:
         if bad:
             first[1, 2] = float("inf")
         expected, got = program(first, second, INV_SCALE), compiled(first, second, INV_SCALE)
-        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert_equal(got, expected)
         assert expected[2].item() == int(bad)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_gpu
 from torch import Tensor
@@ -85,8 +86,9 @@ def outcome(loss: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("form", exhaustive(FORMS, always=[FORMS[0], FORMS[5], FORMS[14], FORMS[19], FORMS[30]]))
 def test_every_form_is_that_of_torch(form: Loss, compiled: bool) -> None:
     chunked = outcome(lambda *tensors: form.chunked(*tensors, compiled), operands())
-    for ours, exact in zip(chunked, outcome(form.whole, operands(torch.float64)), strict=True):
-        torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        chunked, outcome(form.whole, operands(torch.float64)), rtol=1e-5, atol=1e-5, check_dtype=False
+    )
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])
@@ -99,8 +101,7 @@ def test_the_default_dtype_changes_nothing(form: Loss, default: torch.dtype) -> 
         results = outcome(form.chunked, tensors[1])
     finally:
         torch.set_default_dtype(torch.float32)
-    for ours, exact in zip(results, expected, strict=True):
-        assert ours.dtype is exact.dtype and torch.equal(ours, exact)
+    assert_equal(results, expected)
 
 
 def errors(gradients: Gradients, dtype: torch.dtype, repeats: int, scale: float) -> list[list[float]]:

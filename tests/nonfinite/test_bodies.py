@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_compiler
 from support.oracles.like_autocast import compile_with
@@ -232,4 +233,4 @@ def test_a_function_that_is_watched_has_the_same_gradients(lowering: str, progra
         model = compile_with(unchanging(program), lowering, policy="cpu-float16", **watched)
         model(torch.linspace(0, 1, 8).view(2, 4)).backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
-    assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))
+    assert_equal(*gradients)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.oracles.like_autocast import compile_with
 from support.programs.small_models import Layer
 from torch import Tensor
@@ -49,7 +50,7 @@ def test_gradients_are_summed_in_the_order_of_eager_mode(
         weights = [torch.linspace(-1, 1, value.numel()).view(value.shape) for value in results]
         sum((value.float() * weight).sum() for value, weight in zip(results, weights, strict=True)).backward()
         gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
-    assert all(torch.equal(left, right) for left, right in zip(*gradients, strict=True))
+    assert_equal(*gradients)
 
 
 def test_the_backward_of_written_views_alone_is_watched() -> None:

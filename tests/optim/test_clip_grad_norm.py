@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.guarded_runs import INF, SCENARIOS, Scenario, Training, assert_agree, by_torch, on_device
 from support.programs.every_optimizer import OPTIMIZERS, arguments_of_step
@@ -112,8 +113,7 @@ def test_a_norm_beyond_float32_skips_the_step_and_backs_off(skip: str) -> None:
     ours.scaler.step(ours.optimizer)
     ours.scaler.update()
     assert ours.scaler.skipped_steps == 1 and ours.scaler.get_scale() == 2.0**15
-    for parameter, value in zip(ours.parameters, before, strict=True):
-        assert torch.equal(parameter, value)
+    assert_equal(ours.parameters, before)
 
 
 def test_a_step_that_needs_a_closure_is_known_before_it_is_called(caplog: pytest.LogCaptureFixture) -> None:

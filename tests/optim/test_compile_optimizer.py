@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.guarded_runs import parts_of
 from support.programs.every_optimizer import OPTIMIZERS, Make
@@ -111,8 +112,7 @@ def test_inductor_compiles_one_program_for_all_shapes() -> None:
             give_gradients(params, step)
         compiled.step()
         eager.step()
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     assert len(parts_of(CompiledOptimizer.of(compiled))) == 1
 
 
@@ -207,8 +207,7 @@ def test_a_scheduler_may_come_before_or_after() -> None:
             schedule.step()
         assert CompiledOptimizer.of(optimizer).compilations == 1
         results.append(own)
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    assert_equal(*results)
 
 
 def test_no_gradients_no_step() -> None:
@@ -243,8 +242,7 @@ def test_a_scaler_steps_a_compiled_optimizer_that_clips(skip: str, fused: bool) 
             scaler.step(optimizer)
             scaler.update()
         results.append(own)
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_is_an_ordinary_optimizer() -> None:
@@ -256,8 +254,7 @@ def test_a_copy_is_an_ordinary_optimizer() -> None:
     give_gradients(optimizer.param_groups[0]["params"], 7)
     other.step()
     optimizer.step()
-    for a, b in zip(own, optimizer.param_groups[0]["params"], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(own, optimizer.param_groups[0]["params"], rtol=1e-5, atol=1e-6)
 
 
 def test_the_log_says_which_parameters_have_no_program_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor
 
 import fxamp
@@ -37,8 +38,7 @@ def through_steps(make: str, compiled: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("make", MAKES)
 def test_autograd_reaches_what_came_before_the_steps(make: str) -> None:
-    for ours, theirs in zip(through_steps(make, True), through_steps(make, False), strict=True):
-        assert torch.equal(ours, theirs)
+    assert_equal(through_steps(make, True), through_steps(make, False))
 
 
 def of_a_later_step(compiled: bool) -> list[Any]:
@@ -62,5 +62,4 @@ def of_a_later_step(compiled: bool) -> list[Any]:
 
 
 def test_a_step_that_autograd_records_comes_between_compiled_ones() -> None:
-    for ours, theirs in zip(of_a_later_step(True), of_a_later_step(False), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(of_a_later_step(True), of_a_later_step(False))

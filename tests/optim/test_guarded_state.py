@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.guarded_runs import SCENARIOS, Scenario, Training, assert_agree, by_torch, compilations, on_device
 from support.oracles.side_by_side import assert_same
@@ -47,8 +48,7 @@ def test_state_moves_to_an_ordinary_optimizer_and_back(name: str, steps: int) ->
         source_again = copy.deepcopy(source.parameters)
         fresh.run(scenario, steps=[steps, steps + 1])
         source.run(scenario, steps=[steps, steps + 1])
-        for a, b in zip(fresh.parameters, source.parameters, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(fresh.parameters, source.parameters, rtol=1e-5, atol=1e-6)
         for parameter, value in zip(source.parameters, source_again, strict=True):
             parameter.data.copy_(value)
         source.optimizer.load_state_dict(saved)
@@ -177,8 +177,7 @@ def test_several_optimizers_with_one_scaler() -> None:
                 scaler.step(training.optimizer)
             scaler.update()
         results.append([*first.parameters, *second.parameters])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_stay_scaled_unless_they_are_unscaled_first() -> None:
@@ -206,15 +205,13 @@ def test_hooks_see_true_gradients() -> None:
         )
         training.run(SCENARIOS["clean"])
     assert_agree(ours, theirs, None)
-    for a, b in zip(states[:5], states[5:], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(states[:5], states[5:], rtol=1e-5, atol=1e-6)
 
 
 def test_a_disabled_scaler_steps_the_optimizer_itself() -> None:
     ours = Training(OPTIMIZERS["AdamW"], on_device(enabled=False)).run(SCENARIOS["clean"])
     theirs = Training(OPTIMIZERS["AdamW"], torch.amp.GradScaler("cpu", enabled=False)).run(SCENARIOS["clean"])
-    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
-        assert torch.equal(a, b)
+    assert_equal(ours.parameters, theirs.parameters)
     assert compilations(ours) == 0
 
 
@@ -252,8 +249,7 @@ def test_parameters_of_another_dtype_are_compiled_anew() -> None:
         training.optimizer.state.clear()
         training.dtype = torch.bfloat16
         training.run(SCENARIOS["clean"], steps=[2, 3])
-    for a, b in zip(ours.parameters, theirs.parameters, strict=True):
-        torch.testing.assert_close(a, b, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=1e-3)
+    torch.testing.assert_close(ours.parameters, theirs.parameters, rtol=2 * torch.finfo(torch.bfloat16).eps, atol=1e-3)
     assert compilations(ours) == 2
 
 

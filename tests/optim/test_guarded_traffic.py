@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.oracles.guarded_runs import SCENARIOS, Training, on_device
 from support.programs.every_optimizer import OPTIMIZERS
@@ -93,8 +94,7 @@ def test_a_guarded_step_that_is_not_skipped_is_the_unguarded_one_bit_for_bit(nam
         for _ in range(3):
             run(layout.tensors(), layout.floats(), [torch.tensor(0.125), *flag])
         results.append(layout.tensors())
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
+    assert_equal(*results)
 
 
 def test_the_check_is_asked_once_with_and_without_clipping(monkeypatch: pytest.MonkeyPatch) -> None:

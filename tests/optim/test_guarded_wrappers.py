@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -81,7 +82,7 @@ def train(make: Any, skip: str) -> tuple[list[Tensor], torch.optim.Optimizer]:
 def test_a_step_that_calls_another_optimizers_is_left_to_the_host_and_nothing_is_tried(wrapper: str) -> None:
     ours, optimizer = train(WRAPPERS[wrapper], "device")
     expected, _ = train(WRAPPERS[wrapper], "host")
-    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+    assert_equal(ours, expected)
     step = CompiledOptimizer.of(optimizer)
     assert step.reasons == ("its step calls that of another optimizer, AdamW",)
     assert step.compilations == 0
@@ -91,7 +92,7 @@ def test_a_step_that_calls_another_optimizers_is_left_to_the_host_and_nothing_is
 def test_a_wrapper_whose_base_is_not_initialized(skip: str, caplog: pytest.LogCaptureFixture) -> None:
     ours, optimizer = train(lambda parameters: Bare(torch.optim.AdamW(parameters, lr=0.1)), skip)
     expected, _ = train(lambda parameters: torch.optim.AdamW(parameters, lr=0.1), "host")
-    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+    assert_equal(ours, expected)
     assert ("without calling torch.optim.Optimizer.__init__" in caplog.text) == (skip == "device")
     assert optimizer.calls == STEPS  # type: ignore[attr-defined]
 

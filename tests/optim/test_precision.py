@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.machine_code import ARCHS, TARGETS, machine_code
 from support.oracles.guarded_runs import parts_of
@@ -96,8 +97,7 @@ def test_one_step_from_the_same_state_differs_by_one_rounding_of_the_state(name:
     theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
     for optimizer in (ours, theirs):
         step(optimizer, 2)
-    for a, b in zip(parameters(ours), parameters(theirs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=1e-6, atol=1e-6)
     for mine, plain in zip(states(ours), states(theirs), strict=True):
         if not isinstance(plain, Tensor):
             assert plain == mine - 1, "what counts draws, which the plain one does not make"
@@ -162,8 +162,9 @@ def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: 
             assert isinstance(b, PackedTensor) and a.form == b.form
             # torch's own composites, which "aot_eager" runs, may round once less.
             assert (a.unpacked() != b.unpacked()).float().mean() < 0.02
-    for a, b in zip(parameters(ours), parameters(generated), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6 if dtype is torch.float32 else 2**-7, atol=1e-6)
+    torch.testing.assert_close(
+        parameters(ours), parameters(generated), rtol=1e-6 if dtype is torch.float32 else 2**-7, atol=1e-6
+    )
 
 
 def test_sizes_that_the_guards_exclude_are_not_served() -> None:
@@ -195,8 +196,8 @@ def test_a_skipped_step_changes_no_bit(name: str, skip: str) -> None:
     scaler.update()
     after = [part for value in states(optimizer) for part in getattr(value, "parts", (value,))]
     assert scaler.skipped_steps == 1
-    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(parameters(optimizer), weights, strict=True))
+    assert_equal(after, before)
+    assert_equal(parameters(optimizer), weights)
 
 
 @pytest.mark.exhaustive
@@ -220,7 +221,7 @@ def test_a_thousand_overflows_change_no_bit(table: str) -> None:
         gradient.view(-1)[place] = chance.choice([float("inf"), float("-inf"), float("nan")])
         scaler.step(optimizer)
         scaler.update()
-        assert all(map(torch.equal, bits(), before))
+        assert_equal(bits(), before)
         gradient.copy_(copy_before)
         if at % 100 == 0:
             scaler.step(optimizer)
@@ -249,13 +250,12 @@ def test_saved_state_is_ordinary_and_loads_either_way() -> None:
         plain = torch.optim.AdamW([nn.Parameter(p.detach().clone()) for p in parameters(ours)], **_arguments(ours))
         plain.load_state_dict(copy.deepcopy(saved))
         step(plain, 5)
-        for a, b in zip(parameters(fresh), parameters(plain), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(parameters(fresh), parameters(plain), rtol=1e-6, atol=1e-6)
 
 
 def test_random_bits_come_from_the_seed_and_the_step_alone() -> None:
     first, second = (step(packing(TABLES["8bit stochastic"]), 0, 1, 2) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
+    assert_equal(parameters(first), parameters(second))
     other = packing(None)
     fxamp.compile_optimizer(other, policy(TABLES["8bit stochastic"]), lowering="aot_eager", seed=1)
     step(other, 0, 1, 2)
@@ -270,8 +270,7 @@ def test_a_step_that_the_optimizer_takes_itself_finds_ordinary_state() -> None:
     assert any(isinstance(value, PackedTensor) for value in states(other))
     step(other, 2)
     step(optimizer, 2)
-    for a, b in zip(parameters(optimizer), parameters(other), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+    torch.testing.assert_close(parameters(optimizer), parameters(other), rtol=0, atol=1e-4)
 
 
 def test_another_policy_takes_what_was_packed() -> None:

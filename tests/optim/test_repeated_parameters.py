@@ -53,8 +53,7 @@ def stepped(make: str, place: str, compiled: bool) -> list[Tensor]:
 @each_once("make, place", MAKES, PLACES)
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 def test_a_parameter_that_is_twice_in_the_groups_is_stepped_twice(make: str, place: str) -> None:
-    for ours, theirs in zip(stepped(make, place, True), stepped(make, place, False), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(stepped(make, place, True), stepped(make, place, False))
 
 
 SHARERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], tuple[int, ...]]] = {
@@ -116,5 +115,4 @@ def test_parameters_that_share_memory_are_not_stepped_at_once(name: str, when: s
             assert any("share memory" in reason for reason in CompiledOptimizer.of(optimizer).reasons)
             assert (CompiledOptimizer.of(optimizer).compilations > 0) == ("later" in when)
         results.append([parameter.detach() for parameter in own])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*results)

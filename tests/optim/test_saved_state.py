@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.programs.user_optimizers import Counting, EachParameter
 from torch import Tensor, nn
@@ -103,8 +104,7 @@ def test_numbers_are_saved_as_numbers_and_count_on(make: str, dtype: torch.dtype
         if isinstance(value, (int, float)):
             assert entry[name] == pytest.approx(value, rel=1e-5)
     tolerance = 2**-7 if dtype is torch.bfloat16 else 1e-5
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
 def test_a_number_stays_one_after_a_step_of_the_optimizers_own() -> None:
@@ -154,7 +154,7 @@ def test_what_is_saved_of_packed_state_is_of_one_moment(
     for entry in optimizer.state.values():
         for value in entry.values():
             value.zero_()
-    assert all(map(torch.equal, bits(saved), at_once))
+    assert_equal(bits(saved), at_once)
     assert not any(map(torch.equal, bits(optimizer.state_dict()), at_once))
 
 
@@ -177,7 +177,7 @@ def test_numbers_and_tensors_are_of_one_moment() -> None:
     saved = optimizer.state_dict()
     at_once = copy.deepcopy(saved)
     steps(optimizer, 4)
-    assert all(map(torch.equal, bits(saved), bits(at_once)))
+    assert_equal(bits(saved), bits(at_once))
 
 
 @pytest.mark.parametrize("save", [torch.optim.Optimizer.state_dict, packed_state_dict])
@@ -193,4 +193,4 @@ def test_saves_entries_that_are_no_dicts(save: Callable[[torch.optim.Optimizer],
         loaded.load_state_dict(saved[-1])
         assert loaded.state["k"] == 2
     assert list(saved[0]["state"]) == list(saved[1]["state"])
-    torch.testing.assert_close(saved[1]["state"], saved[0]["state"], rtol=0, atol=0)
+    assert_equal(saved[1]["state"], saved[0]["state"])

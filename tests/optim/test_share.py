@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
 from support.programs.user_optimizers import EachParameter
@@ -79,19 +80,13 @@ def together_and_apart(make: Any, groups: Groups, **how: Any) -> tuple[Any, list
     return optimizer, together, apart
 
 
-def assert_same(ours: list[list[nn.Parameter]], theirs: list[list[nn.Parameter]]) -> None:
-    for own, other in zip(ours, theirs, strict=True):
-        for a, b in zip(own, other, strict=True):
-            assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize(
     "name", exhaustive([*SHARED, *APART], always=["decayed and not", "three", "two momenta", "uphill"])
 )
 def test_each_group_steps_as_its_own_program_would(name: str) -> None:
     optimizer, ours, theirs = together_and_apart(*(SHARED | APART)[name], lowering="aot_eager")
     assert parts(optimizer) == (1 if name in SHARED else 2)
-    assert_same(ours, theirs)
+    assert_equal(ours, theirs)
 
 
 def test_adamw_with_two_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +95,7 @@ def test_adamw_with_two_groups_is_one_launch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(interpreter.Interpreted, "__getitem__", lambda s, grid: launches.append(grid) or real(s, grid))
     with forced(Implementation.INTERPRETER):
         optimizer, ours, theirs = together_and_apart(*SHARED["decayed and not"], lowering="inductor")
-        assert_same(ours, theirs)
+        assert_equal(ours, theirs)
         launches.clear()
         optimizer.step()
     assert parts(optimizer, "inductor") == 1 and launches == [(4,), (4,)]  # of 0-dim values, and of the step
@@ -112,8 +107,7 @@ def test_another_groups_number_is_no_number_of_the_own() -> None:
         own = [parameters(0), parameters(1)]
         optimizer = trained(Guided, ({"lr": 0.5}, {"lr": 0.25}), own, [0, 1], **how)
         results.append([parameter.detach() for params in own for parameter in params])
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=4 * torch.finfo(torch.float32).eps, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=4 * torch.finfo(torch.float32).eps, atol=1e-6)
     assert parts(optimizer) == 2
 
 
@@ -128,5 +122,4 @@ def test_a_decay_that_stops_being_zero_compiles_again() -> None:
         results.append([parameter.detach() for params in own for parameter in params])
     step = CompiledOptimizer.of(optimizer)
     assert step.compilations == 2 and parts(optimizer) == 1
-    for a, b in zip(*results, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)

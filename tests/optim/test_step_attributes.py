@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
 from support.programs.user_optimizers import EachParameter
 from torch import Tensor, nn
@@ -103,8 +104,7 @@ def test_tensors_beside_the_state_are_inputs(moved: Any, bad: tuple[int, ...], l
     _, reference = train(moved, "eager", bad=bad)
     step = CompiledOptimizer.of(ours)
     assert step.reasons == () and step.compilations >= 1
-    for value, expected in zip(values, reference, strict=True):
-        torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(values, reference, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_cannot_be_compiled_is_named_and_runs_as_it_is(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
         ours, values = train(moved, "compiled")
-    assert all(map(torch.equal, values, train(moved, "eager")[1]))
+    assert_equal(values, train(moved, "eager")[1])
     assert CompiledOptimizer.of(ours).compilations == 0
     (record,) = caplog.records
     assert record.message.startswith("Held: its step runs uncompiled: ")

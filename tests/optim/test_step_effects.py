@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 
 import fxamp
@@ -94,8 +95,7 @@ def test_tracing_draws_no_random_numbers() -> None:
         parameter = nn.Parameter(torch.zeros(3))
         trained(Noisy([parameter], {}), how)
         values.append((parameter.detach(), torch.rand(())))
-    for actual, expected in zip(*values, strict=True):
-        assert torch.equal(actual, expected)
+    assert_equal(*values)
 
 
 class Clock:

@@ -239,8 +239,7 @@ def test_what_changes_between_clip_and_step_counts_for_the_step(change: str) -> 
                     parameter.grad = parameter.grad / 8 * factor
             optimizer.step()
         results.append([*parameters, *(optimizer.state[p]["momentum_buffer"] for p in parameters)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

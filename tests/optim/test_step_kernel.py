@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from step_kernels import SHAPES, by_eager_ops, prepared
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.checks.golden_text import assert_golden
 from support.machines.machine_code import ARCHS, TARGETS, MachineCode, machine_code
@@ -54,13 +55,12 @@ def test_values_are_those_of_eager_ops_bit_for_bit(case: tuple[str, torch.dtype]
             assert bound is not None
             bound(torch.tensor(flag), Factors(inverse, coefficient))
         if flag:
-            assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
+            assert_equal(tensors, before)
             continue
         rows = [[copies[place] for place in places] for places in zip(*part.members.columns, strict=True)]
         (numbers,) = part.numbers_by_kind(bound._floats)
         by_eager_ops(part.traced.module, rows, [*numbers, inverse, coefficient, torch.tensor(flag)])
-    for a, b in zip(tensors, copies, strict=True):
-        assert torch.equal(a, b)
+    assert_equal(tensors, copies)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -117,7 +117,7 @@ def test_ops_on_16_bit_floats_round_once(name: str, dtype: torch.dtype) -> None:
         with forced(Implementation.INTERPRETER):
             optimizer.step()
         results.append([parameter.detach(), *(v for v in optimizer.state[parameter].values() if v.dim())])
-    assert all(map(torch.equal, *results))
+    assert_equal(*results)
 
 
 def test_memory_that_is_not_aligned_or_not_contiguous() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.oracles.beside_threads import Beside
 from torch import nn
 
@@ -80,4 +81,4 @@ def test_threads_that_compile_their_steps_compute_what_one_thread_does(scaled: b
     assert not errors and nn.Module.__call__ is call and not torch.compiler.is_compiling()
     for model, other in zip(models, alone, strict=True):
         train(other)
-        assert all(map(torch.equal, model.parameters(), other.parameters()))
+        assert_equal([*model.parameters()], [*other.parameters()])

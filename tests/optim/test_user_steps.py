@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.oracles.guarded_runs import parts_of
 from support.programs.user_optimizers import EachParameter
@@ -94,7 +95,7 @@ def test_a_group_that_reads_no_gradient() -> None:
             scaler.step(optimizer)
             scaler.update()
         steps.append((a.detach(), b.detach()))
-    assert all(map(torch.equal, *steps))
+    assert_equal(*steps)
 
 
 class Clamped(EachParameter):

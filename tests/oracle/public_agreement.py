@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from support.checks.equality import assert_equal
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Interpreter, Node
@@ -92,7 +93,7 @@ def _compared(
 
 def _other_values(real: Any, ours: Any) -> str | None:
     try:
-        torch.testing.assert_close(ours, real, rtol=0, atol=0, equal_nan=True)
+        assert_equal(ours, real, equal_nan=True)
     except AssertionError as error:
         return f"other values: {str(error).splitlines()[0]}"
     return None

@@ -75,8 +75,7 @@ def test_clipping_and_training(max_norm: float) -> None:
         results.append((states, [p.detach() for p in net.parameters()]))
     (states, got), (expected, reference) = results
     assert states == expected and not all(finite for _, finite in states)
-    for a, b in zip(got, reference, strict=True):
-        torch.testing.assert_close(a, b, rtol=8 * EPS, atol=1e-6)
+    torch.testing.assert_close(got, reference, rtol=8 * EPS, atol=1e-6)
 
 
 @pytest.mark.parametrize("which", ["ece", "cec"])
@@ -104,8 +103,7 @@ def test_a_backward_that_was_not_scaled_stays_true(lowering: str) -> None:
         inner = x * 1
         function(inner, w).float().sum().backward()
         gradients.append((x.grad, w.grad))
-    for got, reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=0)
+    torch.testing.assert_close(*gradients, rtol=4 * EPS, atol=0)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -121,8 +119,7 @@ def test_a_float16_result_that_is_a_tensor_of_others(lowering: str) -> None:
         loss = forward(net, x).values().float().square().mean()
         (loss if scaler is None else scaler.scale(loss)).backward()
         gradients.append([parameter.grad for parameter in net.parameters()])
-    for got, reference in zip(*gradients, strict=True):
-        torch.testing.assert_close(got, reference, rtol=4 * EPS, atol=1e-4)
+    torch.testing.assert_close(*gradients, rtol=4 * EPS, atol=1e-4)
 
 
 def stem_and_head(scaler: Any, x: Tensor) -> tuple[nn.Module, Tensor, Tensor]:

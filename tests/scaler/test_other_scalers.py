@@ -104,8 +104,7 @@ def test_each_model_may_have_a_scaler_of_its_own(lowering: str) -> None:
         for loss, scaler in zip(losses, reversed(scalers), strict=True):
             (scaler.scale(loss) if scaled else loss).backward()
         results.append([parameter.grad.clone() for model in models for parameter in model.parameters()])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*results)
     assert plain.scale(Net()(x).sum()).item() == pytest.approx(8 * Net()(x).sum().item())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.checks.equality import assert_equal
 from support.checks.exhaustive import exhaustive
 from support.machines.ranks import asked_by, on_ranks
 from support.oracles.scaled_runs import compile_scaled, make_scaler
@@ -198,7 +199,7 @@ def test_gradients_that_a_loop_sums_by_hand_are_read(ranks: list[dict[str, Any]]
         expected, norm = results["norms"]
         torch.testing.assert_close(norm, expected)
         assert results["skips"] == [False, True]
-    assert all(map(torch.equal, first["weights"], second["weights"]))
+    assert_equal(first["weights"], second["weights"])
 
 
 def test_a_rank_without_gradients_takes_part(ranks: list[dict[str, Any]]) -> None:

@@ -114,5 +114,4 @@ def test_the_steps_after_a_skipped_batch_are_torchs(place: str, lowering: str, s
     compiled = torch.compile(ours, backend="fxamp", options={"scaler": scaler, "lowering": lowering})
     torchs = torch.amp.GradScaler("cpu", init_scale=1024.0), torch.optim.SGD(theirs.parameters(), lr=0.5)
     expected = _train(theirs, *torchs, place)
-    for got, wanted in zip(_train(compiled, scaler, optimizer, place), expected, strict=True):
-        torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(_train(compiled, scaler, optimizer, place), expected)

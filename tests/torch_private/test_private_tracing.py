@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.oracles.beside_threads import Beside
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -47,7 +48,7 @@ def test_make_fx_records_what_torchs_does_and_nobody_notices() -> None:
             lambda x, y: (x.sin() @ y, linear(y)), {torch.ops.aten.t.default: lambda x: x.transpose(0, 1)}, **options
         )(*inputs)
         assert ours.code == theirs.code
-        assert all(map(torch.equal, ours(*inputs), theirs(*inputs)))
+        assert_equal(ours(*inputs), theirs(*inputs))
 
 
 def test_real_tensors_are_computed_beside_a_fake_mode() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.machines.gpu_layouts import product_on_gpu, require_gpu_layouts
 from support.oracles.mxfp8_beside import RECIPES, converted, linear_reference, quantized
 from torch import Tensor, nn
@@ -69,7 +70,7 @@ def test_layers_are_torchaos(recipe: str, shape: tuple[int, ...]) -> None:
     own = scaled_linear(x, layer.weight, layer.bias, recipe, torch.bfloat16)
     gradients = torch.autograd.grad(own, (x, layer.weight, layer.bias), gradient)
     assert torch.equal(own, expected)
-    assert all(torch.equal(one, other) for one, other in zip(gradients, wanted, strict=True))
+    assert_equal(gradients, wanted)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.machines.gpu_layouts import require_gpu_layouts
 from support.oracles import experts_beside
 from support.oracles.mxfp8_beside import RECIPES as MXFP8
@@ -49,8 +50,7 @@ def own(ends: list[int], recipe: str, dtype: torch.dtype = torch.bfloat16) -> An
 def test_torchao_computes_the_same(recipe: str, ends: list[int]) -> None:
     operands = tensors(77, 4, 64, 96)
     expected = run(lambda x, w: experts_beside.product(x, w, offsets(ends), recipe), *operands)
-    for value, reference in zip(run(own(ends, recipe), *operands), expected, strict=True):
-        assert torch.equal(value, reference) and value.dtype is reference.dtype
+    assert_equal(run(own(ends, recipe), *operands), expected)
 
 
 @pytest.mark.parametrize("recipe", ROWWISE)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from support.machines.gpu_layouts import GpuLayouts
 from support.machines.lacks import needs_rowwise_products
 from support.oracles.torchao_beside import FNUZ, MULTIPLIED, RECIPES, converted, float8, multiplied
@@ -52,8 +53,7 @@ def test_torchao_computes_the_same(recipe: str, dtype: torch.dtype, shape: tuple
     got = scaled(x, layer.weight, recipe, dtype, layer.bias)
     gradients = torch.autograd.grad(got, (x, layer.weight, layer.bias), gradient)
     assert torch.equal(got, expected) and got.dtype is dtype
-    for one, other in zip(gradients, wanted_gradients, strict=True):
-        assert torch.equal(one, other) and one.dtype is other.dtype
+    assert_equal(gradients, wanted_gradients)
 
 
 @pytest.mark.parametrize("recipe", FNUZ)

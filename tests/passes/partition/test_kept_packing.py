@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.checks.equality import assert_equal
 from support.machines.lacks import ON_GPU
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,8 +79,8 @@ def test_codes_by_bits_are_those_of_the_conversion(dtype: torch.dtype, monkeypat
     expected, (floats, scales), other = round_trip(value, "float8_e4m3fn")
     bits, nans = floats.view(torch.uint8), floats.float().isnan()
     assert torch.equal(codes[~nans], bits[~nans]) and (codes[nans] & 0x7F == 0x7F).all() and torch.equal(scale, scales)
-    torch.testing.assert_close(back, expected, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(signs, of_codes(floats, other), rtol=0, atol=0, equal_nan=True)
+    assert_equal(back, expected, equal_nan=True)
+    assert_equal(signs, of_codes(floats, other), equal_nan=True)
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[*ON_GPU, pytest.mark.inductor])]
@@ -137,7 +138,7 @@ def test_floats_keep_the_sign_of_the_smallest_beside_the_largest(
         value = value.to(dtype)
         back, (codes, scale), plan = round_trip(value, keep)
         for signs in (back, of_codes(codes, plan)):
-            torch.testing.assert_close(signs.sign(), value.float().sign().to(signs.dtype), rtol=0, atol=0)
+            assert_equal(signs.sign(), value.float().sign().to(signs.dtype))
         assert back[1, :2].isinf().all() and back[1, 2].isnan()
         smallest = {"float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}[keep] * scale[0].double()
         original = value[0].double()

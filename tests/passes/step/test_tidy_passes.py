@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.checks.bench_graph import assert_unchanged, golden_pass, traced_step
+from support.checks.equality import assert_equal
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -68,7 +69,7 @@ def test_a_copy_that_holds_an_old_value_stays() -> None:
     actual, expected = ([torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), torch.tensor(0.25)] for _ in range(2))
     gm(*actual)
     remembering(*expected)
-    assert all(map(torch.equal, actual, expected))
+    assert_equal(actual, expected)
 
 
 def transposing(parameter: Tensor, gradient: Tensor, rate: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 import fxamp
+from support.checks.equality import assert_equal
 from support.oracles.scaled_runs import fresh, named
 
 
@@ -70,11 +71,9 @@ def assert_like_autocast(
     compiled = compile_with(program, lowering, **({"policy": "auto"} if around else {}))
     expected, expected_gradients = run(oracle or program, inputs, torch.bfloat16)
     results, gradients = run(compiled, inputs, torch.bfloat16 if around else None)
-    assert len(results) == len(expected)
     assert not around or [result.dtype for result in results] == [result.dtype for result in expected]
-    for got, want in zip(results, expected, strict=True):
-        assert torch.equal(got.float(), want.float())
-    _assert_same_gradients(gradients, expected_gradients)
+    assert_equal(results, expected, check_dtype=False)
+    assert_equal(gradients, expected_gradients)
     assert expected_gradients or not any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
 
 
@@ -87,12 +86,6 @@ def assert_rewritten_like_autocast(
     """
     rewritten = fxamp.rewrite(program, inputs, policy="cpu-bfloat16")
     (results, gradients), (expected, expected_gradients) = run(rewritten, inputs), run(oracle, inputs, torch.bfloat16)
-    assert all(torch.equal(got, want) for got, want in zip(results, expected, strict=True))
-    _assert_same_gradients(gradients, expected_gradients)
+    assert_equal(results, expected)
+    assert_equal(gradients, expected_gradients)
     return rewritten
-
-
-def _assert_same_gradients(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == expected.keys()
-    for name, want in expected.items():
-        assert torch.equal(got[name], want), name

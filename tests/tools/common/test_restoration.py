@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 
 import fxamp
 from fxamp.policy import Policy
@@ -94,7 +95,7 @@ def test_no_tensor_is_changed(entry: Callable[[Workload], None], file: str) -> N
     entry(work)
     after = tensors(defined)
     assert all(one is other for one, other in zip(before, after, strict=True))
-    assert all(torch.equal(value, tensor) for value, tensor in zip(values, after, strict=True))
+    assert_equal(values, after)
 
 
 def test_showing_changes_no_tensor(file: str) -> None:
@@ -102,7 +103,7 @@ def test_showing_changes_no_tensor(file: str) -> None:
     defined = last_file()
     fresh: dict[str, Any] = {}
     exec(compile(Path(file).read_text(), file, "exec"), fresh)
-    assert all(torch.equal(one, other) for one, other in zip(tensors(defined), tensors(fresh), strict=True))
+    assert_equal(tensors(defined), tensors(fresh))
 
 
 def test_showing_what_needs_values_changes_no_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,16 +114,15 @@ def test_showing_what_needs_values_changes_no_tensor(tmp_path: Path, capsys: pyt
     fresh: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), fresh)
     shown = last_file()
-    assert all(torch.equal(one, other) for one, other in zip(tensors(shown), tensors(fresh), strict=True))
+    assert_equal(tensors(shown), tensors(fresh))
 
 
 def test_every_run_of_a_copy_begins_with_the_same_tensors(file: str) -> None:
     work = load_work(file, lambda text: None)
     copy = Copy.of(work.model, tuple(work.batches()))
     first, second = (copy.run(copy.model, work.start) for _ in range(2))
-    assert all(torch.equal(one, other) for one, other in zip(first.outputs, second.outputs, strict=True))
-    assert first.gradients.keys() == second.gradients.keys()
-    assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)
+    assert_equal(first.outputs, second.outputs)
+    assert_equal(first.gradients, second.gradients)
 
 
 def test_compiling_changes_what_running_changes(file: str) -> None:
@@ -135,7 +135,7 @@ def test_compiling_changes_what_running_changes(file: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         expected = theirs["model"](*theirs["inputs"])
     assert torch.equal(call(*ours["inputs"]).float(), expected.float())
-    assert all(torch.equal(one, other) for one, other in zip(tensors(ours), tensors(theirs), strict=True))
+    assert_equal(tensors(ours), tensors(theirs))
 
 
 def test_names_are_bound_again() -> None:
