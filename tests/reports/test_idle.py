@@ -16,6 +16,7 @@ from support.checks.exhaustive import exhaustive
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint_sequential
+from torch.utils.flop_counter import FlopCounterMode
 
 import fxamp
 from fxamp.policy.model.comparisons import holds
@@ -96,6 +97,15 @@ def the_original(scaler: fxamp.GradScaler) -> Called:
     return torch.compile(model, backend="fxamp", options=OPTIONS | {"scaler": scaler}), model
 
 
+def counted_first(scaler: fxamp.GradScaler) -> Called:
+    """Dynamo does not compile inside of the mode, and never comes back to the function."""
+    torch._dynamo.reset()
+    model = in_place(Net(), scaler)
+    with FlopCounterMode(display=False):
+        model(torch.ones(2, 4))
+    return model, model
+
+
 def copied(scaler: fxamp.GradScaler, how: Callable[[Any], Any]) -> Called:
     original = in_place(Net(), scaler)
     model = how(original)
@@ -122,6 +132,7 @@ IDLE = {
     another_method: "Net is compiled with fxamp, .* never called",
     a_call_of_its_own: "WithCall is compiled with fxamp, .* WithCall has a __call__ of its own",
     the_original: "Net is compiled with fxamp, .* never called",
+    counted_first: "Net is compiled with fxamp, .* Or its first call was inside a TorchDispatchMode",
 }
 if COMPILES_MODULES_OF_TORCH:
     del IDLE[compiled_sequential]
