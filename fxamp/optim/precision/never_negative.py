@@ -1,4 +1,8 @@
-"""Find the states that a step never makes negative: their 8-bit codes need no sign."""
+"""Find the states that a step never makes negative, and those of which it takes the root of a difference.
+
+The 8-bit codes of the former need no sign. The latter are not rounded: centered RMSprop takes the root of a mean of
+squares minus the square of a mean, which rounding makes negative.
+"""
 
 from typing import Any
 
@@ -20,12 +24,42 @@ _IF_ALL = frozenset(
 _IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default})
 
 
+_ROOTS = frozenset({aten.log.default, aten.rsqrt.default, aten.sqrt.default})
+
+
 def never_negative(gm: GraphModule) -> frozenset[str]:
     """Return the roles of the states that every step keeps non-negative if they are non-negative before it.
 
     ``gm``: a step of one parameter whose settings are constants. The result also holds for other settings of the same
     signs.
     """
+    return frozenset(str(node.meta[ROLE]) for node in _never_negative(gm))
+
+
+def under_roots(gm: GraphModule) -> frozenset[str]:
+    """Return the roles of the states from which ``gm`` computes a root of what may be negative if they are rounded."""
+    known, found = _known(gm, _never_negative(gm)), set[str]()
+    waiting = [node.args[0] for node in gm.graph.nodes if _is_root(node) and node.args[0] not in known]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder":
+            found.add(str(node.meta.get(ROLE)))
+        new = [source for source in node.all_input_nodes if source not in seen]
+        seen.update(new)
+        waiting += new
+    return frozenset(found - {"gradient", "parameter"})
+
+
+def _is_root(node: Node) -> bool:
+    """Whether ``node`` is NaN where what it reads is negative."""
+    if node.target is aten.pow.Tensor_Scalar:
+        power = node.args[1]
+        return isinstance(power, float) and not power.is_integer()
+    return node.target in _ROOTS
+
+
+def _never_negative(gm: GraphModule) -> set[Node]:
     inputs = gm.graph.find_nodes(op="placeholder")
     copies = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
     written = {node.args[0]: node.args[1] for node in copies}
@@ -34,7 +68,7 @@ def never_negative(gm: GraphModule) -> frozenset[str]:
         known = _known(gm, assumed)
         remaining = {node for node in assumed if written[node] in known}
         if remaining == assumed:
-            return frozenset(str(node.meta[ROLE]) for node in remaining)
+            return remaining
         assumed = remaining
 
 

@@ -79,17 +79,18 @@ _UNSIGNED = {"bfloat16": "bfloat16", "float8_e4m3fn": "u5m3", EIGHT_BIT: "u5m3"}
 
 
 def packed_state(
-    layout: Layout, members: Sequence[int], table: OptimizerPrecision, unsigned: Iterable[str]
+    layout: Layout, members: Sequence[int], table: OptimizerPrecision, unsigned: Iterable[str], exact: Iterable[str]
 ) -> dict[Any, dict[str, Tensor]]:
     """Return the packed form of the state to pack, for a kind's parameters; changes nothing.
 
     ``unsigned``: states that the step never makes negative. They get unsigned codes unless they are negative now.
+    ``exact``: states that are not packed.
     """
     entries = [layout.state.get(layout.parameters[at], {}) for at in members]
     packed: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
     for name in {name for entry in entries for name in entry}:
         stored = table.stored_as(str(name))
-        if name == COMPENSATION or not all(_is_packable(entry.get(name), stored) for entry in entries):
+        if name in (COMPENSATION, *exact) or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
         # A state has one form for all parameters of a kind, because one program reads it.
         signed = name not in unsigned or any((entry[name] < 0).any() for entry in entries)
