@@ -1,6 +1,7 @@
 """What every test may count on: no state of its neighbours, any order, the CPU that was asked for, one thread of it."""
 
 import gc
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -103,6 +104,14 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def no_logging() -> Iterator[None]:
+    """Fake kernels log what they refuse, and torch's tracing would write a record of every graph."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -209,7 +209,7 @@ def test_a_parameter_that_two_optimizers_get_later_is_an_error() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(OptionError, match="another optimizer with in_backward has some of its parameters"):
         model(*batch(0)).backward()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_equal(model.state_dict(), before)
     first.param_groups.clear()
     model(*batch(0)).backward()
 
@@ -261,7 +261,7 @@ def test_two_backwards_before_a_step_are_an_error() -> None:
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError, match=r"parameter group0.param0 gets a second gradient before optimizer.step\(\)"):
         model(*batch(1)).backward()
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert_equal(model.state_dict(), before)
     optimizer.step()
     model(*batch(1)).backward()
 

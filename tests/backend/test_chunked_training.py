@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.checks.equality import assert_equal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -76,4 +77,4 @@ def test_an_overflow_skips_the_step() -> None:
     scaler.step(optimizer)
     scaler.update()
     assert scaler.state_dict()["scale"] == 2.0**59
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert_equal(net.state_dict(), before)

@@ -1,12 +1,12 @@
 """Tensors made of other tensors: autocast casts the whole, and what looks inside of one is kept as it was captured."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.checks.equality import assert_equal
+from support.oracles.like_autocast import compile_with
 from support.programs.small_models import Perceptron
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
@@ -21,8 +21,7 @@ def test_a_tensor_of_two(lowering: str) -> None:
     net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     x = torch.randn(3, 8)
-    twin = copy.deepcopy(net)
-    twin.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    twin = compile_with(net, lowering)
     with torch.autocast("cpu", torch.bfloat16):
         expected = net(x)
     got = twin(x)

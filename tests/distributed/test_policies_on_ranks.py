@@ -1,6 +1,6 @@
 """Products in fp8 and kept rules on several ranks: what one process computes of the same batches, bit for bit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from fxamp.optim.shards import joined
+from fxamp.optim.shards import joined, local
 from fxamp.policy import Category, Policy, Rule
 
 pytestmark = pytest.mark.exhaustive
@@ -114,10 +114,6 @@ def parallel(mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(model().blocks[0], mesh, plan)
 
 
-def parts_of(values: Iterable[Tensor]) -> list[Tensor]:
-    return [value.to_local() if isinstance(value, DTensor) else value for value in values]
-
-
 def gradients_of(net: nn.Module) -> Gradients:
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()}
     return {name: whole(gradient) for name, gradient in gradients.items() if gradient is not None}
@@ -136,10 +132,10 @@ def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:
         ours(x).square().mean().backward()
     finally:
         partitioners.min_cut_rematerialization_partition = before
-    there = {value.untyped_storage().data_ptr() for value in parts_of([x, *theirs.parameters()])}
+    there = {value.untyped_storage().data_ptr() for value in map(local, (x, *theirs.parameters()))}
 
     def packed(value: Tensor) -> Tensor:
-        (part,) = parts_of([value])
+        part = local(value)
         if not value.is_floating_point() or part.untyped_storage().data_ptr() in there or part.numel() < LEAST:
             return value
         squeezed = in_eight_bits(memory(part), torch.int8, BLOCK).as_strided(part.shape, part.stride())

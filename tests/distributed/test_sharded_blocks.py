@@ -12,9 +12,9 @@ from support.machines.ranks import asked_by, on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
 import fxamp
+from fxamp.optim.shards import local
 from fxamp.reports import registry
 
 RANKS = (2, 4)
@@ -85,13 +85,9 @@ def trained(net: nn.Module, scaled: bool, lowering: str | None) -> Gradients:
     by_hand = SCALE if scaled and lowering is None else 1.0
     (result.square().sum() * by_hand).backward()
     gradients = {name: parameter.grad for name, parameter in net.named_parameters()} | {"input": x.grad}
-    ratios = {name: _local(gradient) / by_hand for name, gradient in gradients.items()}
+    ratios = {name: local(gradient) / by_hand for name, gradient in gradients.items()}
     own = [record for record in registry.recent(before) if isinstance(net, Whole) and "gain" in str(record.listing)]
     return ratios | {"graphs": torch.tensor(len(own))}
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
 
 
 def work(mesh: DeviceMesh, asked: Sequence[tuple[str, bool, str | None]]) -> dict[str, Gradients]:

@@ -141,8 +141,7 @@ def test_the_device_skips_and_the_schedule_follows() -> None:
     assert counting.count == 0
     assert device.accelerator.scaler.skipped_steps == host.accelerator.scaler.skipped_steps == 2
     assert device.schedule.get_last_lr() == host.schedule.get_last_lr()
-    for name, value in device.weights.items():
-        torch.testing.assert_close(value, host.weights[name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(device.weights, host.weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("way", [by_accelerate, by_fxamp])
@@ -161,8 +160,7 @@ def test_a_compiled_optimizer_steps_inside_of_accelerates(way: Any, monkeypatch:
 
     assert CompiledOptimizer.of(compiled[0]).compilations == 1
     assert not CompiledOptimizer.of(compiled[0]).reasons
-    for name, value in ours.weights.items():
-        torch.testing.assert_close(value, eager.weights[name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.weights, eager.weights, rtol=1e-5, atol=1e-6)
     assert ours.schedule.get_last_lr() == eager.schedule.get_last_lr()
 
 

@@ -17,6 +17,7 @@ def _spec(name: str, size: int = 64, **options: Any) -> Spec:
 
 
 _SMALL_IMAGE = {"img_size": 32, "depth": 1}
+_WINDOWS = {"img_size": 32, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16}
 
 _SPECS = (
     ("beit_base_patch16_224", 32, {**_SMALL_IMAGE, "embed_dim": 48, "num_heads": 4}),
@@ -43,16 +44,8 @@ _SPECS = (
     ("sequencer2d_s", 32, {"img_size": 32, "layers": (1, 1, 1, 1), "embed_dims": (16, 32, 32, 32)}),
     ("skresnet18", 32, {}),
     ("starnet_s050", 64, {}),
-    (
-        "swin_tiny_patch4_window7_224",
-        32,
-        {"img_size": 32, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16},
-    ),
-    (
-        "swinv2_tiny_window8_256",
-        32,
-        {"img_size": 32, "window_size": 4, "depths": (2, 2), "num_heads": (2, 4), "embed_dim": 16},
-    ),
+    ("swin_tiny_patch4_window7_224", 32, _WINDOWS),
+    ("swinv2_tiny_window8_256", 32, _WINDOWS),
     ("test_byobnet", 32, {}),
     ("test_coatnet", 64, {"img_size": 64}),
     ("test_efficientnet", 32, {}),

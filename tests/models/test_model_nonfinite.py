@@ -1,6 +1,5 @@
 """Option "nonfinite" over the models: it changes no number, raises no alarm, and names the op of each planted fault."""
 
-import copy
 from itertools import product
 from math import isfinite
 
@@ -10,6 +9,7 @@ from corpus import LIBRARIES, WIDE
 from model_runs import same, step
 from planted import DATA, FAULTS, SUM, misnamed, watched_graphs
 from support.checks.exhaustive import exhaustive
+from support.oracles.like_autocast import compile_with
 from torch import nn
 from zoo import MODELS, Batch, build
 
@@ -25,9 +25,7 @@ CASES = exhaustive(product(MODELS, ("eager", "aot_eager")), always=[("resnet", "
 
 def trained(model: nn.Module, batch: Batch, lowering: str, **options: str) -> object:
     """One step of a compiled copy of the model; nothing is found not to be finite."""
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options={"policy": "cpu-float16", "lowering": lowering, **options})
+    twin = compile_with(model, lowering, policy="cpu-float16", **options)
     run = step(twin, batch)
     assert fxamp.report(twin).nonfinite == ()
     return run
@@ -47,9 +45,7 @@ def test_models_of_other_libraries_raise_no_false_alarm(name: str, lowering: str
 
 def _alarm_is_right(model: nn.Module, batch: Batch, lowering: str, policy: str) -> bool:
     """Compare with loss and gradients of a step; return whether they are finite."""
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options={"policy": policy, "lowering": lowering, "nonfinite": "log"})
+    twin = compile_with(model, lowering, policy=policy, nonfinite="log")
     run = step(twin, batch)
     finite = isfinite(run.loss) and all(bool(torch.isfinite(value).all()) for value in run.gradients.values())
     assert finite == (fxamp.report(twin).nonfinite == ())

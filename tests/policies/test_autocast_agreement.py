@@ -3,7 +3,6 @@
 Autocast runs on FakeTensors of the device, which need not be there.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -20,18 +19,10 @@ from fxamp.errors import BannedOpError, CaptureError
 from fxamp.policy import Category, Policy
 
 # Some ops are deprecated and say so; fake kernels log what they refuse.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quiet_fake_kernels")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_logging")]
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 BRIEF = ("all torch.float32", "torch.float32 with torch.float16 at 0", "torch.float32 with torch.bfloat16 at 0")
-
-
-@pytest.fixture
-def quiet_fake_kernels() -> Iterator[None]:
-    """No logging: fake kernels log what they refuse, and torch's tracing would write a record of every graph."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def registered(device: str) -> list[str]:

@@ -4,9 +4,6 @@ A function may call an overload that autocast has no entry for, or a composite o
 that other ops made. On the CPU values are compared too.
 """
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from oracle.public_agreement import accepted, disagreements, policy_for
 from oracle.public_gaps import ACCEPTED
@@ -14,18 +11,10 @@ from oracle.public_ops import calls
 from support.checks.exhaustive import exhaustive
 from support.machines.lacks import needs_chunked_loss
 
-# Some functions are deprecated and say so.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Some functions are deprecated and say so; fake kernels log what they refuse.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_logging")]
 
 PARTS = 16
-
-
-@pytest.fixture(autouse=True)
-def quiet_fake_kernels() -> Iterator[None]:
-    """No logging: fake kernels log what they refuse."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("part", exhaustive(range(PARTS), always=[0]))

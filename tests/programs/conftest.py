@@ -1,13 +1,8 @@
-"""No logging while random programs are compiled: torch would write a record of every graph."""
-
-import logging
-from collections.abc import Iterator
+"""Random programs are compiled without logging."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+def _quiet(no_logging: None) -> None:
+    """For all tests of this folder."""
