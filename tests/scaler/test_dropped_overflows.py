@@ -60,11 +60,11 @@ class Loop:
         self.generator = torch.Generator().manual_seed(1)
         self.seen: list[Any] = []
 
-    def backward(self, bad: bool = False, through: bool = False) -> None:
-        """Run a backward of ``net``, ``through``: on what ``maker`` makes."""
+    def backward(self, bad: bool = False, through: bool = False, only: str = "net") -> None:
+        """Run a backward of ``net``, ``through``: on what ``maker`` makes; or of ``only`` maker."""
         with torch.autocast("cpu", torch.float16):
             x = torch.randn(4, 8, generator=self.generator)
-            result = self.net(self.maker(x) if through else x)
+            result = self.maker(x) if only == "maker" else self.net(self.maker(x) if through else x)
         self.scaler.scale(result.float().square().mean() * (BAD if bad else 1.0)).backward()
 
     def drop(self, *names: str) -> None:
@@ -130,6 +130,14 @@ def half_dropped(loop: Loop) -> None:
         loop.finish("net")
 
 
+def separate(loop: Loop) -> None:
+    """Two losses, each of one model; the gradients of the first are there before the second overflows."""
+    for bad in (False, True, False):
+        loop.backward(only="maker")
+        loop.backward(bad)
+        loop.finish("maker", "net")
+
+
 def kept(loop: Loop) -> None:
     for bads in ([True, False], [False, True], [False, False]):
         for bad in bads:
@@ -139,7 +147,7 @@ def kept(loop: Loop) -> None:
 
 PROGRAMS: dict[str, Callable[[Loop], None]] = {
     program.__name__: program
-    for program in (drop_the_batch, frozen_discriminator, discriminator, half_kept, half_dropped, kept)
+    for program in (drop_the_batch, frozen_discriminator, discriminator, half_kept, half_dropped, separate, kept)
 }
 
 
@@ -163,7 +171,9 @@ def test_steps_scale_and_weights_are_torchs(
     assert_as_torch(PROGRAMS[program], lowering, skip, split)
 
 
-backwards = st.tuples(st.just("backward"), st.sampled_from([False, False, True]), st.booleans())
+backwards = st.tuples(
+    st.just("backward"), st.sampled_from([False, False, True]), st.booleans(), st.sampled_from(["net", "net", "maker"])
+)
 drops = st.tuples(st.just("drop"), st.sampled_from(["lower", "upper", "net", "maker"]))
 finishes = st.tuples(st.just("finish"), st.sampled_from([("net", "maker"), ("lower", "upper", "maker")]))
 

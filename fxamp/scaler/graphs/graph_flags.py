@@ -3,9 +3,10 @@
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,13 +34,15 @@ class _Run:
     """One backward of autograd, which runs any number of graphs; or a record made outside of any.
 
     Attributes:
+        began: the version of the first gradients that it recorded. One that is older and unchanged holds nothing of
+            this run.
         ended: the version that gradients had reached. One that is newer, or was None at a newer one, holds nothing of
             this run. Infinite while it runs, and for good if it ran inside another, which may hold its results.
         accumulates: whether it is known to add to ``.grad``; autograd.grad() returns its results to the program.
     """
 
-    def __init__(self, running: bool) -> None:
-        self.ended, self.accumulates, self._inner = math.inf, False, False
+    def __init__(self, running: bool, began: int) -> None:
+        self.began, self.ended, self.accumulates, self._inner = began, math.inf, False, False
         if not running:
             self._stop()
             return
@@ -61,6 +64,16 @@ class _Run:
             self.ended = min(self.ended, next_version())
 
 
+class _Span(NamedTuple):
+    """The versions between which a gradient may have got what it holds; from 0 to infinity if they are unknown."""
+
+    oldest: float
+    newest: float
+
+
+_NOTHING = _Span(math.inf, -math.inf)
+
+
 class _Backward:
     """Reports of compiled backwards on the gradients of ``owners``.
 
@@ -78,17 +91,24 @@ class _Backward:
         self.runs.add(run)
         self.flags = self.flags | flags
 
-    def counting(self, ages: Mapping[int, int], oldest: int, everybody: Tensor) -> list[Tensor | None]:
+    def counting(self, spans: Mapping[int, _Span], everybody: Tensor) -> list[Tensor | None]:
         """Return for each flag the parameter that it counts for, ``everybody``, or None if it does not count.
 
-        ``ages``: of an optimizer's gradients, by the id of the parameter: a version before which it held nothing, 0 if
-        that is unknown; ``oldest``: the lowest of them.
+        ``spans``: of an optimizer's gradients, by the id of the parameter.
         """
         ended = max(run.ended for run in self.runs)
-        dropped = oldest > ended and all(run.accumulates for run in self.runs)
-        unowned = None if dropped else everybody
-        held = [own if ages.get(id(own), math.inf) <= ended else None for own in _living(self.owners)]
+        owners = _living(self.owners)
+        held = [own if spans.get(id(own), _NOTHING).oldest <= ended else None for own in owners]
+        if None not in self.owners:
+            return held
+        unowned = everybody if self._reached(spans.values(), ended) else None
         return [unowned if owner is None else own for owner, own in zip(self.owners, held, strict=True)]
+
+    def _reached(self, spans: Iterable[_Span], ended: float) -> bool:
+        """Whether a gradient may hold something of these backwards, the last of which has ``ended``."""
+        first = min(run.began for run in self.runs)
+        last = ended if all(run.accumulates for run in self.runs) else math.inf
+        return any(span.oldest <= last and span.newest >= first for span in spans)
 
 
 def _living(owners: Sequence[Owner]) -> list[Tensor | None]:
@@ -129,10 +149,11 @@ class GraphFlags:
     several ranks, every gradient is: a collective, such as a loop's own all-reduce, writes to gradients unseen.
 
     A gradient that belongs to no parameter flows on into an earlier graph or into eager code. Its flag counts for every
-    optimizer that may hold a gradient of that backward: the overflow may be invisible later, for example after a hook
-    that clamps. Parameters outside of graphs may hold one until :meth:`clear`. All parameters may if the backward was
-    that of ``torch.autograd.grad()``, or had no graph with a parameter. All flags of a backward that runs inside
-    another one, as a reentrant checkpoint's does, count until :meth:`clear`.
+    optimizer that may hold a gradient of that backward, which none does that is unchanged since before it: the overflow
+    may be invisible later, for example after a hook that clamps. Parameters outside of graphs may hold one until
+    :meth:`clear`. All parameters may if the backward was that of ``torch.autograd.grad()``, or had no graph with a
+    parameter. All flags of a backward that runs inside another one, as a reentrant checkpoint's does, count until
+    :meth:`clear`.
 
     Attributes:
         attached: whether compiled backwards scale, unscale and check.
@@ -241,7 +262,7 @@ class GraphFlags:
         if self._backwards:
             none = [id(own) for own in living if own is not None and own.grad is None]
             self._dropped.update(dict.fromkeys(none, version))
-        run = self._run()
+        run = self._run(version)
         run.note(living)
         if flags is None:
             return version
@@ -256,12 +277,12 @@ class GraphFlags:
             earlier.add(run, flags)
         return version
 
-    def _run(self) -> _Run:
-        """Return the backward of autograd that is running in this thread."""
+    def _run(self, version: int) -> _Run:
+        """Return the backward of autograd that is running in this thread; ``version``: of what it has computed last."""
         number = running_backward()
         run = self._runs.get(number)
         if run is None or number < 0:
-            run = self._runs[number] = _Run(number >= 0)
+            run = self._runs[number] = _Run(number >= 0, version)
         return run
 
     # ---- what a check reads ----
@@ -318,15 +339,11 @@ class GraphFlags:
 
     def _counting(self, group: GradientGroup, unread: Sequence[int]) -> _Counting:
         """Return the flags that count for the gradients of ``group``; those at ``unread`` have changed."""
-        ages = {
-            id(parameter): getattr(gradient, "_version", 0)
-            for parameter, gradient in zip(group.parameters, group.as_they_are(), strict=True)
-        }
+        versions = (getattr(gradient, "_version", 0) for gradient in group.as_they_are())
+        spans = {id(own): _Span(version, version) for own, version in zip(group.parameters, versions, strict=True)}
         changed = (id(group.parameters[at]) for at in unread)
-        ages |= {key: self._dropped.get(key, 0) for key in changed}
-        oldest = min(ages.values(), default=0)
-        every = self._backwards.values()
-        counting = [(one.counting(ages, oldest, self._everybody), one.flags) for one in every]
+        spans |= {key: _Span(self._dropped.get(key, 0), math.inf) for key in changed}
+        counting = [(one.counting(spans, self._everybody), one.flags) for one in self._backwards.values()]
         return [(parameters, flags) for parameters, flags in counting if any(own is not None for own in parameters)]
 
     def _by_parameter(
