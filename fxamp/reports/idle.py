@@ -178,7 +178,8 @@ def _reason(compiled: torch.nn.Module) -> str:
         "its forward was compiled but never called. Either another method was called (Lightning calls training_step: "
         "use fxamp.frameworks.lightning), or a copy (copy.deepcopy, EMA: compile the copy too), or the original module "
         "instead of what torch.compile returned. Or its first call was inside a TorchDispatchMode, such as "
-        "FlopCounterMode: Dynamo then skips it for good, unless torch._dynamo.reset() is called afterwards"
+        "FlopCounterMode: before torch 2.14, Dynamo skips it for good, unless torch._dynamo.reset() is called "
+        "afterwards"
     )
 
 
