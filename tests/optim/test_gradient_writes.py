@@ -3,9 +3,8 @@
 from contextlib import nullcontext
 from typing import Any
 
-import pytest
 import torch
-from support.checks.exhaustive import exhaustive
+from support.checks.exhaustive import each_once
 from support.programs.written_steps import LOWERINGS, Body, State, Written
 from torch import Tensor, nn
 
@@ -33,9 +32,7 @@ def exchanged(parameter: nn.Parameter, state: State, rate: float) -> None:
     parameter.sub_(state["mean"], alpha=rate)
 
 
-@pytest.mark.parametrize("skip", exhaustive([None, "host", "device"], always=["device"]))
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("body", [decayed, kept_in_the_gradient, exchanged], ids=lambda body: body.__name__)
+@each_once("body, lowering, skip", [decayed, kept_in_the_gradient, exchanged], LOWERINGS, ["device", "host", None])
 def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> None:
     """Also of a parameter whose elements are in another order than the gradient's. A scaler's are unscaled."""
 

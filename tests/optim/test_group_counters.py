@@ -97,7 +97,7 @@ def stepped(optimizer: Counting, steps: int, lowering: str | None = None) -> lis
     return [parameter.detach() for parameter in parameters_of(optimizer)]
 
 
-@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=LOWERINGS[:2]))
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 @pytest.mark.parametrize(
     "rate, programs",
     [

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.checks.exhaustive import exhaustive
+from support.checks.exhaustive import each_once, exhaustive
 from support.programs.written_steps import LOWERINGS, Body, State, stepped
 from torch import nn
 
@@ -40,9 +40,8 @@ def split(parameter: nn.Parameter, state: State, rate: float) -> None:
     state["lost"].copy_(whole + (-parameter.float()))
 
 
-@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=LOWERINGS[:2]))
+@each_once("body, lowering", [compensated, compensated_as_lists, two_sum, split], LOWERINGS)
 @pytest.mark.parametrize("dtype", exhaustive([torch.bfloat16, torch.float16], always=[torch.bfloat16]))
-@pytest.mark.parametrize("body", [compensated, compensated_as_lists, two_sum, split], ids=lambda body: body.__name__)
 def test_rounding_errors_are_not_zeros(body: Body, dtype: torch.dtype, lowering: str) -> None:
     own, compiled = (stepped(body, lambda p: {"lost": torch.zeros_like(p)}, way, dtype) for way in ("eager", lowering))
     assert all(value.any() for value in own[3:])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checks.equality import assert_equal
-from support.checks.exhaustive import exhaustive
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.guarded_runs import parts_of
 from support.programs.user_optimizers import EachParameter
 from support.programs.written_steps import LOWERINGS, Body, State, stepped
@@ -154,8 +154,7 @@ def swapped(parameter: nn.Parameter, state: State, rate: float) -> None:
     parameter.sub_(parameter.grad + state["first"], alpha=rate)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("body", [heavy_ball, viewed, replaced, swapped], ids=lambda body: body.__name__)
+@each_once("body, lowering", [heavy_ball, viewed, replaced, swapped], LOWERINGS)
 def test_what_it_remembers_is_the_old_value(body: Body, lowering: str) -> None:
     def state(parameter: nn.Parameter) -> State:
         return {"first": torch.zeros_like(parameter), "second": torch.ones_like(parameter)}
@@ -179,7 +178,7 @@ def power_of_an_integer(parameter: nn.Parameter, state: State, rate: float) -> N
     parameter.sub_(parameter.grad / deviation * (rate / state["steps"]))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager", "interpreter"]))
 @pytest.mark.parametrize("dtype", exhaustive([torch.float32, torch.float64], always=[torch.float32]))
 @pytest.mark.parametrize("body, number", [(powers, {"power": 1.0}), (power_of_an_integer, {"steps": 0})])
 def test_python_numbers_in_the_state_are_float64(body: Body, number: State, dtype: torch.dtype, lowering: str) -> None:
@@ -237,8 +236,7 @@ class OnLists(torch.optim.Optimizer):
                 torch._foreach_neg_([p.grad for p in parameters])
 
 
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@each_once("lowering, foreach", LOWERINGS, [True, False])
 def test_ops_on_lists_are_one_program_for_all_parameters(lowering: str, foreach: bool) -> None:
     def run(compiled: bool) -> tuple[list[Tensor], torch.optim.Optimizer]:
         generator = torch.Generator().manual_seed(0)

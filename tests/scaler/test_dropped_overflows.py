@@ -178,7 +178,7 @@ drops = st.tuples(st.just("drop"), st.sampled_from(["lower", "upper", "net", "ma
 finishes = st.tuples(st.just("finish"), st.sampled_from([("net", "maker"), ("lower", "upper", "maker")]))
 
 
-@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
+@pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["eager"]))
 @settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.one_of(backwards, backwards, drops, drops, finishes), min_size=4, max_size=14), st.booleans())
 @example([("backward", True, True), ("drop", "net"), ("backward", False, False)], True)
