@@ -171,6 +171,24 @@ def test_angles_with_a_gradient_are_not_kept_in_8_bits() -> None:
     assert kept <= 2 * autocast, (kept, autocast)
 
 
+class Multiplied(nn.Module):
+    """Products of the results of a layer, each of which is near 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(32, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = (1 + 0.05 * self.body(x).float()).prod(-1).square().mean()
+        return result
+
+
+def test_the_factors_of_a_product_are_not_kept_in_8_bits() -> None:
+    """The errors of all factors add up in the product that the backward divides."""
+    kept, autocast = errors_of_lean(Multiplied())
+    assert kept <= 2 * autocast, (kept, autocast)
+
+
 class Headed(nn.Module):
     """A layer, then a head with a smooth activation, under its usual name or another one."""
 
