@@ -276,10 +276,12 @@ def test_a_gradient_that_is_there_is_an_error() -> None:
     model(*batch(0)).backward()
 
 
+def drop_a_parameter(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["params"].pop()
+
+
 BETWEEN: dict[str, Callable[[Any, Any], object]] = {
-    r"a parameter of shape .* left its param_groups between the backward": lambda _, optimizer: optimizer.param_groups[
-        0
-    ]["params"].pop(),
+    r"a parameter of shape .* left its param_groups between the backward": drop_a_parameter,
     "its settings changed between the backward": lambda _, optimizer: optimizer.param_groups[0].update(lr=0.5),
     "was stepped in the backward with a part of its gradient": lambda model, _: model.factor.square().sum().backward(),
 }
