@@ -55,8 +55,8 @@ FORWARD: PassSequence[CastContext] = PassSequence(
 PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(), OverlapCopies()))
 
 #: For AOTAutograd's backward, after the passes of the participants (fxamp/backend/participants.py), in this order:
-#: drop-unused-results, cast-backward, scale-backward. Keep rules run their passes around the partition: mark-recomputed
-#: on the joint graph, then pack-kept on the forward, then unpack-kept on the backward.
+#: drop-unused-results, cast-backward, scale-backward. Around the partition: mark-overwritten on the joint graph; with
+#: keep rules mark-recomputed on it, then pack-kept on the forward, then unpack-kept on the backward.
 BACKWARD: PassSequence[CastContext] = PassSequence(
     "backward", (RealizeCasts(), RealizeSums(), RealizeGradients(), AddInPlace(), OverlapCopies())
 )

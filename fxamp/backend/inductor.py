@@ -54,8 +54,8 @@ def lower_by_inductor(gm: GraphModule, inputs: Sequence[Any], participants: Part
     realize_inputs_of(grouped_kernel)
     patches, key = {**mode_settings(options.mode), **options.inductor}, participants.key(gm)
     min_cut = partitioners.min_cut_rematerialization_partition
-    partition = participants.partition(min_cut)
-    if partition is not min_cut:
+    partition = participants.partition(min_cut, inputs)
+    if partition is not min_cut and patches.get("custom_partitioner_fn") is None:
         patches["custom_partitioner_fn"] = _Partition(partition, key)
     compiled = partial(compile_fx.compile_fx, gm, list(inputs), config_patches=patches)
     dynamic = any(map(is_dynamic, inputs))

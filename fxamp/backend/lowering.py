@@ -75,7 +75,7 @@ def _by_aot_autograd(gm: GraphModule, inputs: Sequence[Any], participants: Parti
     compiler = dynamo_backends.aot_autograd(
         fw_compiler=participants.forward(forward),
         bw_compiler=participants.backward(lambda graph, _: boxed(graph)),
-        partition_fn=participants.partition(partitioners.min_cut_rematerialization_partition),
+        partition_fn=participants.partition(partitioners.min_cut_rematerialization_partition, inputs),
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = compiler(gm, list(inputs))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
@@ -13,12 +15,15 @@ from fxamp.backend.options import Options
 from fxamp.backend.unused_results import UnusedResults, may_be_unused
 from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.capture import Captured
+from fxamp.graph import mode_of
 from fxamp.graph_text import KeptValue, Listing
 from fxamp.lowering_names import mode_settings
 from fxamp.nonfinite.monitor import Monitor
 from fxamp.nonfinite.participant import Watching
+from fxamp.passes.base import Context
+from fxamp.passes.partition.mark_overwritten import MarkOverwritten
 from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
-from fxamp.pipeline import run_traced
+from fxamp.pipeline import run_passes, run_traced
 from fxamp.pipeline.cache_key import cache_key
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
 from fxamp.policy import Policy
@@ -73,11 +78,12 @@ class Participants:
         for member in self.members:
             member.captured(graph, inputs, listing)
 
-    def partition(self, partitioner: Partitioner) -> Partitioner:
-        """Return ``partitioner`` with the participants' changes."""
+    def partition(self, partitioner: Partitioner, inputs: Sequence[Any]) -> Partitioner:
+        """Return ``partitioner`` with the participants' changes, and what every graph needs that trains an input."""
         for member in reversed(self.members):
             partitioner = member.partition(partitioner, self.options.lowering)
-        return partitioner
+        trained = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
+        return _after_marking(partitioner) if trained and torch.is_grad_enabled() else partitioner
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
         """Return the compiler for the forward, which calls ``compiler`` after the changes."""
@@ -117,6 +123,18 @@ class Participants:
             return compiled
 
         return compile_observed
+
+
+def _after_marking(partitioner: Partitioner) -> Partitioner:
+    """Return ``partitioner``, which then saves what the forward computes from inputs that it writes to."""
+
+    def partition(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
+        mode = mode_of(gm)
+        if mode is not None:
+            run_passes(Captured(gm, mode), Context(mode), MarkOverwritten())
+        return partitioner(gm, inputs, **settings)
+
+    return partition
 
 
 def participants_of(
