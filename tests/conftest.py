@@ -41,9 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
 def _prepare(config: pytest.Config) -> None:
     """Simulate the CPU here, and in the processes that tests start; all compute on one thread, as tensors are tiny.
 
-    Four things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
+    Five things that cost much of a run and decide nothing are left out. Inductor's pool of compiling processes imports
     torch once more. Vector instructions double the time of the C++ compiler; the exhaustive tests compile with them.
     Dynamo's measurement of its guards flushes the processor's cache, which takes longer than compiling a small graph.
+    Since torch 2.14 a reset of Dynamo empties the cache of fake tensors' results.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -51,6 +52,7 @@ def _prepare(config: pytest.Config) -> None:
     import torch._dynamo.guards
     import torch._inductor.config
     from support.programs import torchvision_ops
+    from torch._subclasses import FakeTensorMode
 
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1
@@ -58,6 +60,7 @@ def _prepare(config: pytest.Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
         torch._inductor.config.cpp.vec_isa_ok = False
     torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    FakeTensorMode.cache_clear = lambda: None
     # torch sets its loggers up on the first compile. It traces each compilation for whoever listens to this one, and
     # pytest listens to all that do not propagate.
     torch._logging._internal._init_logs()
@@ -82,18 +85,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of garbage collections: it stays for the whole session.
+    """Undo what imports leave behind that costs much of a run.
 
-    Torch collects garbage after each compilation, and Python then looks at all objects once in ten times, a tenth of a
-    second each: here once in a hundred times.
+    Lightning makes torch ask the driver's NVML for GPUs, which fake tensors do before each op: without a driver, 40 us
+    to find no library. What was imported stays for the whole session: garbage collections leave it out. Torch collects
+    garbage after each compilation, and Python then looks at all objects once in ten times, a tenth of a second each:
+    here once in a hundred times.
     """
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], 100)
-
-
-def pytest_sessionfinish() -> None:
-    """Let the interpreter collect everything as it ends."""
-    gc.unfreeze()
 
 
 @pytest.fixture
