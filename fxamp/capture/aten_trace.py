@@ -24,7 +24,7 @@ from fxamp.capture.autocast_state import AUTOCAST, autocast_state, autocast_stat
 from fxamp.capture.conversions import conversion
 from fxamp.capture.distinct_results import tracing_mode
 from fxamp.capture.fakes import fake_like
-from fxamp.capture.hidden_gradients import Gradients, without_hooks
+from fxamp.capture.hidden_gradients import GradientNodes, without_hooks
 from fxamp.capture.module_fakes import ModuleFakes
 from fxamp.capture.objects import is_object
 from fxamp.capture.reads import Reads
@@ -161,16 +161,18 @@ class _AtenTrace(Interpreter):
         ops.
         """
         last, tensors = self._last, self._inputs(n)
-        versions, gradients = [tensor._version for tensor in tensors], Gradients(tensors)
+        versions = _versions(tensors)
+        # An op is recorded whole, and so is its gradient.
+        nodes = None if isinstance(n.target, OpOverload | OpOverloadPacket) else GradientNodes(tensors)
         with without_hooks():
             result = super().run_node(n)
-        if not isinstance(n.target, OpOverload | OpOverloadPacket):  # an op is recorded whole, and so is its gradient
-            gradients.require_derived(result)
+        if nodes is not None:
+            nodes.require_derived(result)
         no_op = self._last is last and n.op in ("call_function", "call_method")
         if no_op and is_object(result):
             self._objects[n] = self._copy(n)
             return result
-        if no_op and (result is None or versions != [tensor._version for tensor in tensors]):
+        if no_op and (result is None or versions != _versions(tensors)):
             self._record(n, None, "it is not an op, and may change state that no value shows")
             return result
         leaves = pytree.tree_leaves(result)
@@ -332,6 +334,11 @@ class _AtenTrace(Interpreter):
 _RESHAPING = frozenset(
     ("as_strided_", "resize_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
 )
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    with torch._C.DisableTorchFunction():
+        return [tensor._version for tensor in tensors]
 
 
 def _is_reshaped(n: Node) -> bool:

@@ -8,6 +8,7 @@ the ops lacks both, and its gradients would be silently wrong.
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
@@ -17,7 +18,7 @@ from fxamp.errors import CaptureError
 from fxamp.torch_private.autograd import Node, grad_fn
 
 
-class Gradients:
+class GradientNodes:
     """The nodes of autograd's graph that a call computes its results from."""
 
     def __init__(self, inputs: Iterable[Tensor]) -> None:
@@ -48,4 +49,5 @@ def without_hooks() -> Iterator[None]:
 
 
 def _nodes(tensors: Iterable[Tensor]) -> set[Node]:
-    return {node for node in map(grad_fn, tensors) if node is not None}
+    with torch._C.DisableTorchFunction():  # the modes that trace would look at each attribute that is read
+        return {node for node in map(grad_fn, tensors) if node is not None}

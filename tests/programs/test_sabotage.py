@@ -24,7 +24,7 @@ from fxamp import capture as capture_bodies
 from fxamp.backend import policy_choice
 from fxamp.backend.policy_choice import ChosenPolicy
 from fxamp.capture import fakes
-from fxamp.capture.hidden_gradients import Gradients
+from fxamp.capture.hidden_gradients import GradientNodes
 from fxamp.capture.reads import Reads
 from fxamp.graph import AliasSets, aliases, fake_mode_of, higher_order_ops
 from fxamp.passes.forward import annotate_rules, expand_composites, insert_casts
@@ -183,7 +183,7 @@ def hook_a_cast(patch: pytest.MonkeyPatch) -> None:
 
 def lose_functions(patch: pytest.MonkeyPatch) -> None:
     """A call that Dynamo leaves whole is traced even if it has another gradient than its ops."""
-    patch.setattr(Gradients, "require_derived", lambda self, result: None)
+    patch.setattr(GradientNodes, "require_derived", lambda self, result: None)
 
 
 SABOTAGES = (remove_a_cast, scale_a_gradient, skip_a_region, overlook_regions, merge_placeholders)

@@ -1,7 +1,7 @@
 """The precision in which an optimizer's compiled step stores its state: applies a policy's ``[optimizer]`` table."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from fxamp.errors import OptionError, nearest
 from fxamp.kernels.blockwise_8bit import mixed
 from fxamp.optim.packed_tensor import PackedTensor, is_packed, unpacked
+from fxamp.optim.precision.state_signs import StateSigns
 from fxamp.optim.reading.layout import Layout
 from fxamp.passes.step.pack_state import COMPENSATION, COUNT, PackState
 from fxamp.policy import OptimizerPrecision
@@ -79,21 +80,22 @@ _UNSIGNED = {"bfloat16": "bfloat16", "float8_e4m3fn": "u5m3", EIGHT_BIT: "u5m3"}
 
 
 def packed_state(
-    layout: Layout, members: Sequence[int], table: OptimizerPrecision, unsigned: Iterable[str], exact: Iterable[str]
+    layout: Layout, members: Sequence[int], table: OptimizerPrecision, signs: StateSigns
 ) -> dict[Any, dict[str, Tensor]]:
     """Return the packed form of the state to pack, for a kind's parameters; changes nothing.
 
-    ``unsigned``: states that the step never makes negative. They get unsigned codes unless they are negative now.
-    ``exact``: states that are not packed.
+    States that the step never makes negative get unsigned codes unless they are negative now; those of which it takes
+    the root of a difference are not packed.
     """
     entries = [layout.state.get(layout.parameters[at], {}) for at in members]
     packed: dict[Any, dict[str, Tensor]] = {layout.parameters[at]: {} for at in members}
     for name in {name for entry in entries for name in entry}:
         stored = table.stored_as(str(name))
-        if name in (COMPENSATION, *exact) or not all(_is_packable(entry.get(name), stored) for entry in entries):
+        exact = name in (COMPENSATION, *signs.under_roots)
+        if exact or not all(_is_packable(entry.get(name), stored) for entry in entries):
             continue
         # A state has one form for all parameters of a kind, because one program reads it.
-        signed = name not in unsigned or any((entry[name] < 0).any() for entry in entries)
+        signed = name not in signs.unsigned or any((entry[name] < 0).any() for entry in entries)
         form = _SIGNED[stored] if signed else _UNSIGNED[stored]
         for at, entry in zip(members, entries, strict=True):
             packed[layout.parameters[at]][name] = PackedTensor.of(entry[name], form)

@@ -14,8 +14,8 @@ from fxamp.kernels.gradient_request import Tables
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.grouping.parameter_kinds import ParameterKind, SortedParameters, sort_parameters
 from fxamp.optim.grouping.shared_programs import ProgramUse, group_by_program
-from fxamp.optim.precision.never_negative import never_negative, under_roots
 from fxamp.optim.precision.state_precision import packed_state, pass_for, require_names
+from fxamp.optim.precision.state_signs import state_signs
 from fxamp.optim.programs.kind_step import KindStep, lower_kinds
 from fxamp.optim.programs.lowering import StepOptions, WholeStep, decompositions, lower_step, must_lift
 from fxamp.optim.reading.layout import Layout
@@ -113,8 +113,7 @@ def pack_state(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOp
     for kind in parameters.kinds:
         first = layout.only(kind.members[:1])
         traced = best_trace(optimizer, first, StepOptions(guarded=False, lowering="aot_eager"), wide_fakes, lifted=())
-        signs = never_negative(traced.module), under_roots(traced.module)
-        new = packed_state(layout, kind.members, precision.table, *signs)
+        new = packed_state(layout, kind.members, precision.table, state_signs(traced.module))
         for owner, entry in new.items():
             whole = {name: layout.kept_by(owner, value) if value.dim() else value for name, value in entry.items()}
             optimizer.state[layout.owner_of(owner)].update(whole)

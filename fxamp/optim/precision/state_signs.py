@@ -4,6 +4,7 @@ The 8-bit codes of the former need no sign. The latter are not rounded: centered
 squares minus the square of a mean, which rounding makes negative.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,23 +23,31 @@ _IF_ALL = frozenset(
     | {aten.full.default, aten.add.Scalar, aten.div.Scalar}
 )
 _IF_ANY = frozenset({aten.maximum.default, aten.clamp_min.default})
-
-
 _ROOTS = frozenset({aten.log.default, aten.rsqrt.default, aten.sqrt.default})
 
 
-def never_negative(gm: GraphModule) -> frozenset[str]:
-    """Return the roles of the states that every step keeps non-negative if they are non-negative before it.
+@dataclass(frozen=True)
+class StateSigns:
+    """Roles of states of a step: ``unsigned`` stay non-negative if they are; ``under_roots`` must not be rounded.
 
-    ``gm``: a step of one parameter whose settings are constants. The result also holds for other settings of the same
-    signs.
+    The root of what depends on the latter would be NaN: a difference may be negative once they are rounded.
     """
-    return frozenset(str(node.meta[ROLE]) for node in _never_negative(gm))
+
+    unsigned: frozenset[str]
+    under_roots: frozenset[str]
 
 
-def under_roots(gm: GraphModule) -> frozenset[str]:
-    """Return the roles of the states from which ``gm`` computes a root of what may be negative if they are rounded."""
-    known, found = _known(gm, _never_negative(gm)), set[str]()
+def state_signs(gm: GraphModule) -> StateSigns:
+    """Return the signs of the states in ``gm``, a step of one parameter whose settings are constants.
+
+    The result also holds for other settings of the same signs.
+    """
+    unsigned = _never_negative(gm)
+    return StateSigns(frozenset(str(node.meta[ROLE]) for node in unsigned), _under_roots(gm, _known(gm, unsigned)))
+
+
+def _under_roots(gm: GraphModule, known: set[Node]) -> frozenset[str]:
+    found = set[str]()
     waiting = [node.args[0] for node in gm.graph.nodes if _is_root(node) and node.args[0] not in known]
     seen = set(waiting)
     while waiting:
