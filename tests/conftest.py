@@ -1,5 +1,6 @@
 """What every test may count on: no state of its neighbours, any order, the CPU that was asked for, one thread of it."""
 
+import atexit
 import gc
 import logging
 import os
@@ -90,10 +91,11 @@ def pytest_collection_finish() -> None:
     Lightning makes torch ask the driver's NVML for GPUs, which fake tensors do before each op: without a driver, 40 us
     to find no library. What was imported stays for the whole session: garbage collections leave it out. Torch collects
     garbage after each compilation, and Python then looks at all objects once in ten times, a tenth of a second each:
-    here once in a hundred times.
+    here once in a hundred times. As it ends, the interpreter collects everything: extension modules complain otherwise.
     """
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     gc.freeze()
+    atexit.register(gc.unfreeze)
     gc.set_threshold(*gc.get_threshold()[:2], 100)
 
 
