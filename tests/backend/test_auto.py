@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from support.checks.exhaustive import exhaustive
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.like_autocast import run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -276,8 +276,7 @@ def train(model: Callable[[Tensor], Tensor], scaler: fxamp.GradScaler | None = N
     (loss if scaler is None else scaler.scale(loss)).backward()
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-@pytest.mark.parametrize("gradients", [True, False])
+@each_once("scaled, gradients", [True, False], [True, False])
 def test_an_evaluation_outside_of_autocast_casts_nothing(
     scaled: bool, gradients: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.checks.equality import assert_equal
-from support.checks.exhaustive import each_once
+from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_gradient_hooks
 from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
@@ -68,7 +68,7 @@ def test_a_hook_sees_what_autocast_shows(program: Callable[..., Tensor], around:
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("program", [after_uses, between_uses])
+@pytest.mark.parametrize("program", exhaustive([after_uses, between_uses], always=[after_uses]))
 def test_a_hook_in_inductors_kernels(program: Callable[..., Tensor]) -> None:
     """The gradient is no further from autocast's than that is from float32's."""
     region = torch.autocast("cpu", torch.bfloat16)

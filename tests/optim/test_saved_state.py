@@ -141,8 +141,7 @@ def bits(saved: dict[str, Any]) -> list[Tensor]:
     return [value.unpacked() if is_packed(value) else torch.as_tensor(value) for value in values]
 
 
-@pytest.mark.parametrize("save", [torch.optim.Optimizer.state_dict, packed_state_dict])
-@each_once("table, make", PACKED, ADAMS)
+@each_once("table, make, save", PACKED, ADAMS, [torch.optim.Optimizer.state_dict, packed_state_dict])
 def test_what_is_saved_of_packed_state_is_of_one_moment(
     table: str, make: str, save: Callable[[torch.optim.Optimizer], dict[str, Any]]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.checks.exhaustive import exhaustive
+from support.checks.exhaustive import each_once, exhaustive
 from support.oracles.scaled_runs import compile_scaled, finish, leaf, make_scaler
 from support.programs.small_models import Layer
 from torch import Tensor, nn
@@ -92,9 +92,7 @@ DROPS: dict[str, Callable[[nn.Module], object]] = {
 }
 
 
-@pytest.mark.parametrize("drop", DROPS)
-@pytest.mark.parametrize("batches_after", [1, 2, 3])
-@pytest.mark.parametrize("skip", ["host", "device"])
+@each_once("drop, batches_after, skip", DROPS, [1, 2, 3], ["host", "device"])
 def test_a_bad_batch_whose_gradient_was_dropped_skips_nothing(
     drop: str, batches_after: int, skip: str, lowering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,7 +205,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", exhaustive(PROGRAMS, always=[*PROGRAMS][::6]))
+@pytest.mark.parametrize("name", exhaustive(PROGRAMS, always=[*PROGRAMS][:1]))
 @pytest.mark.parametrize("gradients", exhaustive(["forward", "backward"], always=["backward"]))
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering: str) -> None:
