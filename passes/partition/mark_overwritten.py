@@ -1,13 +1,15 @@
-"""mark-overwritten: have AOTAutograd's partitioner save what the forward computes from inputs that it writes to.
+"""mark-overwritten: have AOTAutograd's partitioner save what the backward needs of inputs that the forward writes to.
 
-1. A call of the forward that reads the elements of such an input, directly or through views, is marked: repeated in the
-   backward, it would read what the forward wrote in the end. Without the mark, torch's partitioner adds an update to a
-   buffer once more for the gradients.
-2. Batch norms that update their running statistics do not read them.
-3. Marks that a checkpoint of the program has set do not change: eager mode, too, computes again from what is there.
+The forward writes at its end, so whatever the backward reads of such an input, or computes from it again, is new. Eager
+mode saved the old values: a program that reads a buffer, updates it and reads it again has both.
+
+1. A call of the forward that reads the input's elements, directly or through views, is marked: its result is saved.
+2. If the backward itself reads them, because a pass has removed the program's copy of them, all calls read a new copy
+   instead, which is saved.
+3. Batch norms that update their running statistics do not read them.
+4. Marks that a checkpoint of the program has set do not change: eager mode, too, computes again from what is there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +18,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph.aliases import is_view, memory_readers
 from fxamp.graph.nodes import fake_tensors
+from fxamp.graph.writer import GraphWriter
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.saved_values import in_backward, view_base
+
+_COPY = torch.ops.aten.copy_.default
 
 #: The key that torch's partitioners read.
 _MARK = "recompute"
@@ -25,25 +30,45 @@ _MARK = "recompute"
 
 @dataclass(frozen=True)
 class MarkOverwritten(TracedPass[Context]):
-    """Requires a joint graph with values; changes no call."""
+    """Requires a joint graph with values, whose writes are at its end."""
 
     name = "mark-overwritten"
 
     def run(self, gm: GraphModule, context: Context) -> Result:
-        marked = 0
-        for call in _reads(gm):
-            if _MARK not in call.meta:
-                call.meta[_MARK] = CheckpointPolicy.MUST_SAVE
-                marked += 1
-        return Result(marked, {"marked": marked})
+        marked = copied = 0
+        for written in _overwritten(gm):
+            calls = _readers(written)
+            if any(map(in_backward, calls)):
+                calls = [_copy(written, calls, GraphWriter(gm.graph, context.mode))]
+                copied += 1
+            for call in calls:
+                if _MARK not in call.meta and not _is_view(call):
+                    call.meta[_MARK] = CheckpointPolicy.MUST_SAVE
+                    marked += 1
+        return Result(marked + copied, {"marked": marked, "copied": copied})
 
 
-def _reads(gm: GraphModule) -> Iterator[Node]:
-    """Yield the forward's calls that compute tensors from the elements of an input that the graph writes to (1, 2)."""
-    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    for written in dict.fromkeys(copy.args[0] for copy in copies):
-        for reader in memory_readers(written):
-            if reader.op != "call_function" or in_backward(reader) or "batch_norm" in str(reader.target):
-                continue
-            if fake_tensors(reader.meta.get("val")) and not is_view(reader) and view_base(reader) is None:
-                yield reader
+def _overwritten(gm: GraphModule) -> list[Node]:
+    """Return the inputs that the graph writes to."""
+    targets = [copy.args[0] for copy in gm.graph.find_nodes(op="call_function", target=_COPY)]
+    return [node for node in dict.fromkeys(targets) if isinstance(node, Node) and node.op == "placeholder"]
+
+
+def _readers(written: Node) -> list[Node]:
+    """Return the calls that read elements of ``written``, and its views (3)."""
+    calls = (node for node in memory_readers(written) if node.op == "call_function" and node.target is not _COPY)
+    return [node for node in calls if fake_tensors(node.meta.get("val")) and "batch_norm" not in str(node.target)]
+
+
+def _is_view(call: Node) -> bool:
+    return is_view(call) or view_base(call) is not None
+
+
+def _copy(written: Node, readers: list[Node], writer: GraphWriter) -> Node:
+    """Return a new copy of ``written``, which its ``readers`` read instead."""
+    *_, last = writer.graph.find_nodes(op="placeholder")
+    with writer.graph.inserting_after(last):
+        copy = writer.call(torch.ops.aten.clone.default, written, near=written)
+    for reader in readers:
+        reader.replace_input_with(written, copy)
+    return copy

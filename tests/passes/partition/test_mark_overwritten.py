@@ -18,30 +18,46 @@ from fxamp.passes.partition.mark_overwritten import MarkOverwritten
 aten = torch.ops.aten
 
 
-def joint() -> tuple[GraphModule, Context]:
-    """A forward that writes to ``state`` and reads it through views, and a backward that reads it too."""
+def joint(*backward: str) -> tuple[GraphModule, Context]:
+    """A forward that writes to ``state`` and reads it through views; the ops named are in the backward."""
 
     def function(x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         rows = aten.t.default(aten.view.default(state, [2, 8]))
-        read, far = aten.sin.default(rows), aten.exp.default(x)
         (part, _) = aten.split.Tensor(state, 2)
         later = aten.cos.default(aten.add.Tensor(aten.tanh.default(part), 1))
-        last = aten.neg.default(rows)
+        out = aten.mul.Tensor(aten.exp.default(x), later.sum()), aten.sin.default(rows)
         aten.copy_.default(state, x)
-        return aten.mul.Tensor(far, later.sum() + read.sum()), last
+        return out
 
     mode = FakeTensorMode()
     gm = make_fx(function)(*map(mode.from_tensor, (torch.ones(4, 4), torch.ones(4, 4))))
-    (last,) = gm.graph.find_nodes(op="call_function", target=aten.neg.default)
-    last.meta["partitioner_tag"] = "is_backward"
+    for name in backward:
+        (node,) = gm.graph.find_nodes(op="call_function", target=getattr(aten, name).default)
+        node.meta["partitioner_tag"] = "is_backward"
     return gm, Context(mode)
+
+
+def marked(gm: GraphModule) -> dict[str, CheckpointPolicy]:
+    return {node.name: node.meta["recompute"] for node in gm.graph.nodes if "recompute" in node.meta}
 
 
 def test_calls_that_read_overwritten_elements_are_marked_once() -> None:
     gm, context = joint()
     assert [MarkOverwritten().run(gm, context).modified for _ in range(2)] == [2, 0]
-    marks = {node.name: node.meta["recompute"] for node in gm.graph.nodes if "recompute" in node.meta}
-    assert marks == dict.fromkeys(("sin", "tanh"), CheckpointPolicy.MUST_SAVE), "no view, and no op of the backward"
+    assert marked(gm) == dict.fromkeys(("tanh", "sin"), CheckpointPolicy.MUST_SAVE), "no view"
+
+
+def test_a_backward_that_reads_overwritten_elements_reads_a_copy() -> None:
+    gm, context = joint("sin")
+    assert [MarkOverwritten().run(gm, context).counts for _ in range(2)] == [
+        {"marked": 1, "copied": 1},
+        {"marked": 0, "copied": 0},
+    ]
+    (clone,) = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert marked(gm) == {clone.name: CheckpointPolicy.MUST_SAVE}
+    assert [user.name for user in clone.users] == ["view", "split"]
+    (copied,) = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    assert copied.args[0] is clone.args[0], "the input itself is written to"
 
 
 def test_marks_of_the_program_stay() -> None:
@@ -52,8 +68,8 @@ def test_marks_of_the_program_stay() -> None:
     assert first.meta["recompute"] is CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def test_where_nothing_is_written_nothing_is_marked() -> None:
-    gm, context = joint()
+def test_where_nothing_is_written_nothing_changes() -> None:
+    gm, context = joint("sin")
     (copied,) = gm.graph.find_nodes(op="call_function", target=aten.copy_.default)
     gm.graph.erase_node(copied)
     assert MarkOverwritten().run(gm, context).modified == 0
@@ -92,6 +108,13 @@ def old_value(average: Tensor, h: Tensor) -> Tensor:
     return seen
 
 
+def copied(average: Tensor, h: Tensor) -> Tensor:
+    """Inductor's passes drop the copy, so the backward reads the buffer itself."""
+    seen = average.view(2, 2).clone().view(4)
+    average.copy_(h.mean(0).detach())
+    return seen
+
+
 def gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[Tensor]:
     """The buffer after two steps, and the sums of their gradients."""
     with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
@@ -101,7 +124,7 @@ def gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[Tensor
     return [*model.buffers(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
 
-@pytest.mark.parametrize("update", [added, detached, old_value])
+@pytest.mark.parametrize("update", [added, detached, old_value, copied])
 @pytest.mark.parametrize("policy", ["cpu-bfloat16", "cpu-bfloat16-lean"])
 @pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_an_update_is_in_the_gradients_once(
