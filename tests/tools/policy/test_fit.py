@@ -213,6 +213,7 @@ def test_ctrl_c_ends_the_count_that_is_going_on(tmp_path: Path, monkeypatch: pyt
     [
         (("--gpu", "h10"), "did you mean 'h100'?"),
         (("--memory", "40 apples"), "accepted: a number above 0 with B, KiB"),
+        (("--memory", "9" * 400), "is not a size of memory; accepted: a number above 0"),
         (("--memory", "90GiB"), "--memory 90.0 GiB: the h100 has 80.0 GiB; accepted: up to that"),
         (("--base", "cpu-bfloat16"), "--base cpu-bfloat16: it is for cpu; accepted: a policy for cuda"),
         (("--base", "cuda-bfloat16-leam"), "did you mean 'cuda-bfloat16-lean"),

@@ -61,9 +61,9 @@ GPUS = MappingProxyType(
 def amount(text: str) -> int:
     """An argparse ``type``: bytes, such as ``"40GiB"``, ``"500 MB"``."""
     match = _AMOUNT.fullmatch(text.strip().lower())
-    bytes_ = int(float(match[1]) * _UNITS.get(match[2] or "b", 0)) if match else 0
-    if bytes_ < 1:
+    bytes_ = float(match[1]) * _UNITS.get(match[2] or "b", 0) if match else 0.0
+    if not 1 <= bytes_ < float("inf"):
         raise ArgumentTypeError(
             f"{text!r} is not a size of memory; accepted: a number above 0 with B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         )
-    return bytes_
+    return int(bytes_)
