@@ -42,7 +42,7 @@ from fxamp.passes.shared.cast_rules import INPUT_DTYPE
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
 from fxamp.torch_private import is_dynamic, onednn_computes, size_oblivious
-from fxamp.torch_private.parts.fx import tracing
+from fxamp.torch_private.parts.fx import py_sym_types, tracing
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 _LSTM = (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data)
+
+#: What a decomposition takes as inputs: sizes are computed outside of it.
+_VALUES = (torch.Tensor, *py_sym_types)
 
 _WHOLE = "%s at %s runs as one op, in the dtype of its inputs, because torch cannot trace what it computes: %s"
 
@@ -137,11 +140,11 @@ class _Expander:
         """Return one level of the op's decomposition; None, with a warning, if it cannot be traced on values alone."""
         arguments = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         leaves, spec = pytree.tree_flatten(arguments)
-        values = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        values = [leaf for leaf in leaves if isinstance(leaf, _VALUES)]
 
-        def call(*tensors: torch.Tensor) -> Any:
-            rest = iter(tensors)
-            filled = [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        def call(*given: Any) -> Any:
+            rest = iter(given)
+            filled = [next(rest) if isinstance(leaf, _VALUES) else leaf for leaf in leaves]
             args, kwargs = pytree.tree_unflatten(filled, spec)
             with torch._C.DisableTorchFunction():  # a function mode would call the composite op itself again
                 return node.target._op_dk(_COMPOSITE, *args, **kwargs)  # type: ignore[union-attr]
@@ -207,7 +210,7 @@ def _signature(node: Node) -> Hashable:
 
 def _inline(gm: GraphModule, node: Node, inner: GraphModule) -> list[Node]:
     """Replace ``node`` by the nodes of ``inner``; return them."""
-    inputs = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if _is_tensor(leaf)]
+    inputs = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if _is_value(leaf)]
     env: dict[Node, Any] = dict(zip(inner.graph.find_nodes(op="placeholder"), inputs, strict=True))
     fresh: list[Node] = []
     with gm.graph.inserting_before(node):
@@ -242,5 +245,5 @@ def _is_told_its_inputs_dtype(node: Node) -> bool:
     return dtype is not None and argument(node, "dtype") == dtype
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
+def _is_value(leaf: Any) -> bool:
+    return isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), _VALUES)

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 
 import pytest
@@ -120,6 +121,20 @@ def test_symbolic_sizes_are_not_looked_into(name: str, traced: list[object]) -> 
             assert torch.equal(result, program(torch.ones(6, 8)).float())
     levels, calls = 2, 3
     assert len(traced) <= levels * (1 + calls)  # once to find out, and once for each call that is replaced
+
+
+def test_sizes_that_a_program_computes_are_inputs_of_a_decomposition(caplog: pytest.LogCaptureFixture) -> None:
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        after = math.ceil((x.shape[0] - 1) / 2) * 4 - x.shape[0]
+        return functional.pad(x.t() @ x, (0, after), mode="replicate") * (1 + 2**-10)  # a bfloat16 stays as it is
+
+    compiled = torch.compile(padded, backend="fxamp", options={"lowering": "eager"})
+    for rows in (6, 7, 9):
+        x = _batch(rows, 8)
+        with torch.autocast("cpu", torch.bfloat16):
+            result, expected = compiled(x), padded(x)
+        assert torch.equal(result, expected)
+    assert "cannot trace" not in caplog.text
 
 
 def test_sizes_that_depend_on_values_are_no_obstacle() -> None:
