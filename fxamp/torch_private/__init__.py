@@ -20,6 +20,7 @@ from fxamp.torch_private.aot import (
     owner_of_gradient,
     running_metadata,
     subclass_metadata,
+    written_input,
 )
 from fxamp.torch_private.autograd import (
     Node,

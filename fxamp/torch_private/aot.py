@@ -51,6 +51,15 @@ def owner_of_gradient(description: Any) -> int | None:
     return number
 
 
+def written_input(description: Any) -> Any:
+    """Return the description of the input that a result of a forward replaces when it returns, by AOTAutograd's own.
+
+    None for another result. If torch changes its descriptions, the backward of a graph that writes to an input with a
+    gradient may raise an error about a modified variable.
+    """
+    return getattr(description, "mutated_input", None)
+
+
 def current_metadata() -> Any:
     """Return AOTAutograd's metadata of the forward that it is compiling; None outside a compilation.
 

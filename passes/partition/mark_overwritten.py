@@ -1,7 +1,8 @@
 """mark-overwritten: have AOTAutograd's partitioner save what the backward needs of inputs that the forward writes to.
 
-The forward writes at its end, so whatever the backward reads of such an input, or computes from it again, is new. Eager
-mode saved the old values: a program that reads a buffer, updates it and reads it again has both.
+The forward writes at its end, or AOTAutograd after it, so whatever the backward reads of such an input, or computes
+from it again, is new. Eager mode saved the old values: a program that reads a buffer, updates it and reads it again has
+both.
 
 1. A call of the forward that reads the input's elements, directly or through views, is marked: its result is saved.
 2. If the backward itself reads them, because a pass has removed the program's copy of them, all calls read a new copy
@@ -17,10 +18,11 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph.aliases import is_view, memory_readers
-from fxamp.graph.nodes import fake_tensors
+from fxamp.graph.nodes import fake_tensors, graph_output
 from fxamp.graph.writer import GraphWriter
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.saved_values import in_backward, view_base
+from fxamp.torch_private import written_input
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -49,9 +51,11 @@ class MarkOverwritten(TracedPass[Context]):
 
 
 def _overwritten(gm: GraphModule) -> list[Node]:
-    """Return the inputs that the graph writes to."""
+    """Return the inputs that the graph writes to, or that AOTAutograd writes to when the forward has returned."""
+    inputs = gm.graph.find_nodes(op="placeholder")
     targets = [copy.args[0] for copy in gm.graph.find_nodes(op="call_function", target=_COPY)]
-    return [node for node in dict.fromkeys(targets) if isinstance(node, Node) and node.op == "placeholder"]
+    later = [written_input(description) for description in graph_output(gm.graph).meta.get("desc") or ()]
+    return [node for node in inputs if node in targets or (node.meta.get("desc") or node) in later]
 
 
 def _readers(written: Node) -> list[Node]:

@@ -159,3 +159,24 @@ def test_a_gradient_tells_of_which_input_it_is() -> None:
     x, y, z = torch.ones(2, requires_grad=True), torch.ones(2), torch.ones(2, requires_grad=True)
     torch.compile(product, backend=aot_autograd(fw_compiler=forward, bw_compiler=backward))(x, y, z).sum().backward()
     assert owners == [0, 1, None] and private.owner_of_gradient(None) is None
+
+
+def test_written_input_names_the_input_that_a_result_replaces() -> None:
+    found: list[Any] = []
+
+    def partition(graph: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+        output = next(iter(graph.graph.find_nodes(op="output")))
+        described = [node.meta["desc"] for node in graph.graph.find_nodes(op="placeholder")]
+        written = [private.written_input(text) for text in output.meta["desc"]]
+        found.extend(described.index(text) for text in written if text is not None)
+        return min_cut_rematerialization_partition(graph, inputs, **settings)
+
+    def doubled(x: Tensor, y: Tensor) -> Tensor:
+        return y.mul_(2) * x
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 1
+    torch.compile(doubled, backend=aot_autograd(fw_compiler=forward, partition_fn=partition))(x, y)
+    assert len(found) == 1 and private.written_input(None) is None

@@ -148,3 +148,23 @@ def test_so_it_is_without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = copy.deepcopy(model)
     twin.compile(backend="fxamp", options={"lowering": "aot_eager"})
     assert_equal(gradients(twin), gradients(model))
+
+
+@pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_an_input_with_a_gradient_may_be_overwritten(lowering: str) -> None:
+    """AOTAutograd writes to it after the forward, and a backward that reads it raised an error."""
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        before = x.exp()
+        x.mul_(2)
+        return before @ weight * x.cos()
+
+    def gradient(call: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        leaves = [torch.linspace(-1, 1, 16).view(4, 4).requires_grad_() for _ in range(2)]
+        x = leaves[0] * 1
+        (call(x, leaves[1]).sum() + x.square().sum()).backward()
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering})
+    torch.testing.assert_close(gradient(compiled), gradient(program), rtol=3e-2, atol=3e-2)
