@@ -70,6 +70,8 @@ SUCCESSOR = 747796405
 """The multiplier, modulo 2**32, that leads from one element's random bits to its next ones."""
 STRIDE = 0x85EBCA77 - (1 << 32)
 """The difference between the keys of successive steps before they are hashed."""
+UPPER_HALF = -(1 << 16)
+"""A mask, as int32, for the bits of a float32 that a bfloat16 has."""
 
 
 def signed(bits: int) -> int:
@@ -146,8 +148,8 @@ def _decode(codes: Tensor, scales: Tensor, code: str) -> Tensor:
 
 def _stochastic_round(value: Tensor, key: Tensor, slot: int) -> Tensor:
     # Adding 16 random bits carries into the upper half with a probability proportional to the lower half.
-    bits = value.view(torch.int32)
-    rounded = ((bits + ((random_bits(value, key, slot) >> 16) & 0xFFFF)) >> 16).to(torch.int16).view(torch.bfloat16)
+    bits = value.view(torch.int32) + ((random_bits(value, key, slot) >> 16) & 0xFFFF)
+    rounded = (bits & UPPER_HALF).view(torch.float32).to(torch.bfloat16)  # Inductor's vectors have no 16-bit integers
     return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)
 
 
