@@ -19,7 +19,8 @@ structure (L'Ecuyer, "Tables of Linear Congruential Generators of Different Size
 That takes one instruction, where another hash takes eleven. Only a product's upper bits are random enough to use.
 
 The functions below consist of ATen ops. They are registered as ops, so that they stay visible in a graph: a generated
-kernel has its own code for each, and Inductor fuses the ATen ops.
+kernel has its own code for each, and Inductor fuses the ATen ops. They also take rows of one block each, with int32
+scales.
 """
 
 from dataclasses import dataclass
@@ -92,8 +93,8 @@ def successor(slot: int) -> int:
 
 
 def random_bits(like: Tensor, key: Tensor, slot: int) -> Tensor:
-    """Random int32 for each element of a flat tensor, good in the upper bits; ``slot`` numbers the uses of a key."""
-    index = torch.arange(like.shape[0], dtype=torch.int32, device=like.device)
+    """Random int32 for each element, good in the upper bits; ``slot`` numbers the uses of a key."""
+    index = torch.arange(like.numel(), dtype=torch.int32, device=like.device).view(like.shape)
     return mixed(index ^ key) * successor(slot)
 
 
@@ -103,12 +104,16 @@ def _draw_key(count: Tensor, stream: Tensor) -> Tensor:
 
 def _block_scales(value: Tensor) -> Tensor:
     bits = value.view(torch.int32) & 0x7FFFFFFF
+    if value.dim() == 2:
+        return bits.amax(dim=1) >> 23
     count = -(-value.shape[0] // BLOCK)
     padded = torch.nn.functional.pad(bits, (0, count * BLOCK - value.shape[0]))
     return (padded.view(count, BLOCK).amax(dim=1) >> 23).to(SCALES)
 
 
 def _spread(scales: Tensor, like: Tensor) -> Tensor:
+    if like.dim() == 2:
+        return scales.unsqueeze(1)
     return scales.to(torch.int32).unsqueeze(1).expand(-1, BLOCK).reshape(-1)[: like.shape[0]]
 
 

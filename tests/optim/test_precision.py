@@ -17,7 +17,6 @@ from support.oracles.guarded_runs import parts_of
 from support.programs.every_optimizer import OPTIMIZERS
 from support.programs.user_optimizers import Counting
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxamp
 from fxamp.errors import OptionError, UnsupportedOpError
@@ -181,23 +180,6 @@ def test_generated_code_keeps_the_same_bits(name: str, dtype: torch.dtype, how: 
     torch.testing.assert_close(
         parameters(ours), parameters(generated), rtol=1e-6 if dtype is torch.float32 else 2**-7, atol=1e-6
     )
-
-
-def test_sizes_that_the_guards_exclude_are_not_served() -> None:
-    """What Inductor assumes of the size, such as at least two blocks, must hold for every parameter's size."""
-    from fxamp.optim.tracing.trace import fake_mode, of_any_size, serves_size
-
-    def blocks(value: Tensor) -> Tensor:
-        count = -(-value.shape[0] // 256)
-        padded = torch.nn.functional.pad(value, (0, count * 256 - value.shape[0])).view(count, 256)
-        return padded.amax(dim=1).unsqueeze(1).expand(-1, 256).reshape(-1)[: value.shape[0]] + value
-
-    mode = fake_mode()
-    with mode:
-        gm = make_fx(torch.mul)(torch.empty(300), torch.empty(300))
-    sized = of_any_size(gm, mode, {torch.ops.aten.mul.Tensor: lambda a, b: blocks(a) + b})
-    serves = serves_size(sized, mode)
-    assert [serves(numel) for numel in (1, 256, 257, 512, 10**6)] == [False, False, True, True, True]
 
 
 @each_once("skip, name", ["host", "device"], exhaustive(TABLES, always=list(TABLES)[::2]))

@@ -29,6 +29,7 @@ from fxamp.optim.kernels.launch import StepKernel, StepTarget
 from fxamp.optim.kernels.step_triton import KERNEL_NAMES, StepInputs
 from fxamp.optim.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.state_precision import parts_of, streams
+from fxamp.optim.programs.any_size import InRows, of_any_size, serves_size
 from fxamp.optim.programs.batch import Batch, batches
 from fxamp.optim.programs.lowering import (
     Numbers,
@@ -39,12 +40,12 @@ from fxamp.optim.programs.lowering import (
     must_lift,
     rewrite_step,
 )
-from fxamp.optim.tracing.trace import Traced, of_any_size, serves_size
+from fxamp.optim.tracing.trace import Traced
 from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import ROLE, STREAM
+from fxamp.passes.step.pack_state import ROLE, STREAM, is_scales
 from fxamp.passes.step.spread_fills import FILLS
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
@@ -231,6 +232,8 @@ def _lowered(
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
+    if any(map(is_scales, gm.graph.find_nodes(op="placeholder"))):
+        return _for_each(InRows.of(gm, traced.mode, sized, compiled), kinds), source
     return _for_each(compiled, kinds, small, gm, serves_size(sized, traced.mode)), source
 
 

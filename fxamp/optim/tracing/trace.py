@@ -17,30 +17,24 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import SymFloat, Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from fxamp.kernels.blockwise_8bit import BLOCK
 from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
 from fxamp.optim.tracing.no_writes import NoOtherWrites
 from fxamp.optim.tracing.stand_ins import Counts, run_on_stand_ins
 from fxamp.passes.step.fold_unscale import GRADIENT, gradients
-from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import ROLE, is_scales
+from fxamp.passes.step.pack_state import ROLE
 from fxamp.torch_dtypes import NARROW
 from fxamp.torch_private import make_fx
 from fxamp.torch_private.parts.dynamo import ConstantSource
-from fxamp.torch_private.parts.fx import enable_python_dispatcher
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-SIZE_HINT = (1 << 20) + 77
-"""The size hint that Inductor gets for a flat tensor: large enough to use several threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,39 +176,6 @@ def wide_fakes(tensors: Sequence[Tensor], mode: FakeTensorMode) -> list[Tensor]:
     flat = flat_fakes(tensors, mode)
     with mode:
         return [torch.empty_like(fake, dtype=torch.float32) if fake.dtype in NARROW else fake for fake in flat]
-
-
-def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any, Any]) -> GraphModule:
-    """Return the graph of a flat step for a symbolic number of elements, with its ops decomposed."""
-    environment, source = mode.shape_env, ConstantSource("numel")
-    assert environment is not None
-    symbol = environment.create_symbol(SIZE_HINT, source=source, dynamic_dim=DimDynamic.DYNAMIC)
-    size = environment.create_symintnode(symbol, hint=SIZE_HINT, source=source)
-    inputs = []
-    with mode, torch.no_grad(), enable_python_dispatcher():
-        for node in gm.graph.find_nodes(op="placeholder"):
-            value = node.meta["val"]
-            if isinstance(value, Tensor) and value.dim() and node.target != NUMBERS:
-                count = (size + BLOCK - 1) // BLOCK if is_scales(node) else size
-                value = torch.empty((count,), dtype=value.dtype, device=value.device)
-            inputs.append(value)
-        return make_fx(Interpreter(gm).run, decompositions)(*inputs)
-
-
-def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[[int], bool]:
-    """Return a predicate: whether code compiled from :func:`of_any_size`'s graph is valid for a number of elements."""
-    import sympy
-
-    size = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.expr
-    environment = mode.shape_env
-    assert environment is not None
-    guards = [guard.expr for guard in environment.guards if size in guard.expr.free_symbols]
-
-    @functools.cache
-    def serves(numel: int) -> bool:
-        return all(guard.xreplace({size: sympy.Integer(numel)}) == sympy.true for guard in guards)
-
-    return serves
 
 
 def trace_step(
