@@ -157,7 +157,7 @@ class InRows:
                 own[at] = inputs[at].narrow(0, start * BLOCK, rows * width).view(rows, width)
         passed = own if rows > 1 else {at: _twice(part) for at, part in own.items()}
         values = [passed.get(at, value) for at, value in enumerate(inputs)]
-        self.compiled(*values, _index(start * BLOCK))
+        self.compiled(*values, torch.tensor(start * BLOCK, dtype=torch.int32, device="cpu"))
         for at in self.written & own.keys() if rows == 1 else ():
             own[at].copy_(passed[at][:1] if at in self.scales else passed[at][:1, :width])
 
@@ -174,8 +174,3 @@ def _twice(part: Tensor) -> Tensor:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.dim()
-
-
-@functools.lru_cache(maxsize=256)
-def _index(first: int) -> Tensor:
-    return torch.tensor(first, dtype=torch.int32, device="cpu")
