@@ -21,13 +21,10 @@ from fxamp.graph.aliases import is_view, memory_readers
 from fxamp.graph.nodes import fake_tensors, graph_output
 from fxamp.graph.writer import GraphWriter
 from fxamp.passes.base import Context, Result, TracedPass
-from fxamp.passes.shared.saved_values import in_backward, view_base
+from fxamp.passes.shared.saved_values import PARTITIONERS_MARK, in_backward, view_base
 from fxamp.torch_private import written_input
 
 _COPY = torch.ops.aten.copy_.default
-
-#: The key that torch's partitioners read.
-_MARK = "recompute"
 
 
 @dataclass(frozen=True)
@@ -44,8 +41,8 @@ class MarkOverwritten(TracedPass[Context]):
                 calls = [_copy(written, calls, GraphWriter(gm.graph, context.mode))]
                 copied += 1
             for call in calls:
-                if _MARK not in call.meta and not _is_view(call):
-                    call.meta[_MARK] = CheckpointPolicy.MUST_SAVE
+                if PARTITIONERS_MARK not in call.meta and not _is_view(call):
+                    call.meta[PARTITIONERS_MARK] = CheckpointPolicy.MUST_SAVE
                     marked += 1
         return Result(marked + copied, {"marked": marked, "copied": copied})
 

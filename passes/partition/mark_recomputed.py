@@ -19,16 +19,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph import graph_output, is_random, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
-from fxamp.passes.shared.saved_values import Memory, in_backward, keep_decision, owner
+from fxamp.passes.shared.saved_values import PARTITIONERS_MARK, Memory, in_backward, keep_decision, owner
 from fxamp.policy import KeepRule
 from fxamp.policy.model.keep_rule import Keep
 
 #: Key of a marked node's ``meta``: the rule that asks to recompute it.
 RECOMPUTED = "fxamp_recomputed"
-
-#: The keys that torch's partitioners read. If torch renames them, the rules have no effect, and reports show the values
-#: as saved.
-_MARK = "recompute"
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class MarkRecomputed(TracedPass[CastContext]):
         returned: Any = graph_output(gm.graph).args[0]
         there = {owner(node) for node in returned[: self.results] if isinstance(node, Node)} | _overwritten(gm)
         for node in _forward_values(gm):
-            if node in there or _MARK in node.meta:
+            if node in there or PARTITIONERS_MARK in node.meta:
                 continue
             rule = keep_decision(Memory(node, (), ()), context).rule
             if rule is not None and rule.keep is Keep.RECOMPUTE and not is_random(_call(node)):
@@ -77,6 +73,6 @@ def _call(node: Node) -> Node:
 
 def _mark(node: Node, rule: KeepRule) -> int:
     for part in {node, _call(node)}:
-        part.meta[_MARK] = CheckpointPolicy.MUST_RECOMPUTE
+        part.meta[PARTITIONERS_MARK] = CheckpointPolicy.MUST_RECOMPUTE
         part.meta[RECOMPUTED] = rule
     return 1

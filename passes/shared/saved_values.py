@@ -31,6 +31,10 @@ _HIDDEN_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.u
 
 _COPIES = frozenset({torch.ops.aten.clone.default})
 
+#: Key of ``node.meta``: a ``CheckpointPolicy``, which torch's partitioners read. If torch renames it, marks have no
+#: effect: rules recompute nothing, and reports show the values as saved.
+PARTITIONERS_MARK = "recompute"
+
 #: Key of the ``meta`` of a value that depends on no input with a gradient.
 _WITHOUT_GRADIENT = "fxamp_without_gradient"
 

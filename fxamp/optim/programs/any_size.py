@@ -97,6 +97,23 @@ def serves_size(gm: GraphModule, mode: FakeTensorMode) -> Callable[..., bool]:
     return serves
 
 
+def for_every_size(
+    gm: GraphModule, mode: FakeTensorMode, sized: GraphModule, compiled: Callable[..., Any]
+) -> Callable[..., None]:
+    """Return a step of one flat parameter: ``compiled``, or the flat step ``gm`` op by op for sizes that it lacks.
+
+    ``sized``: the graph of :func:`of_any_size` that ``compiled`` was compiled from.
+    """
+    if any(map(is_scales, gm.graph.find_nodes(op="placeholder"))):
+        return InRows.of(gm, mode, sized, compiled)
+    serves = serves_size(sized, mode)
+
+    def step(*inputs: Any) -> None:
+        (compiled if serves(inputs[0].numel()) else gm)(*inputs)
+
+    return step
+
+
 @dataclass(frozen=True)
 class InRows:
     """Calls a program of rows for one flat parameter.

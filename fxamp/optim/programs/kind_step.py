@@ -29,7 +29,7 @@ from fxamp.optim.kernels.launch import StepKernel, StepTarget
 from fxamp.optim.kernels.step_triton import KERNEL_NAMES, StepInputs
 from fxamp.optim.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.state_precision import parts_of, streams
-from fxamp.optim.programs.any_size import InRows, of_any_size, serves_size
+from fxamp.optim.programs.any_size import for_every_size, of_any_size
 from fxamp.optim.programs.batch import Batch, batches
 from fxamp.optim.programs.lowering import (
     Numbers,
@@ -45,7 +45,7 @@ from fxamp.passes.sequences import step
 from fxamp.passes.step.fold_unscale import COEFFICIENT, INVERSE
 from fxamp.passes.step.guard_updates import FLAG
 from fxamp.passes.step.lift_scalars import NUMBERS
-from fxamp.passes.step.pack_state import ROLE, STREAM, is_scales
+from fxamp.passes.step.pack_state import ROLE, STREAM
 from fxamp.passes.step.spread_fills import FILLS
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
@@ -232,9 +232,7 @@ def _lowered(
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced, options)
-    if any(map(is_scales, gm.graph.find_nodes(op="placeholder"))):
-        return _for_each(InRows.of(gm, traced.mode, sized, compiled), kinds), source
-    return _for_each(compiled, kinds, small, gm, serves_size(sized, traced.mode)), source
+    return _for_each(for_every_size(gm, traced.mode, sized, compiled), kinds, small), source
 
 
 def device_type(gm: GraphModule) -> str:
@@ -277,25 +275,15 @@ def _starts(numbers: list[list[Any]]) -> list[list[int]]:
     return [list(map(Tensor.data_ptr, tensors)) for tensors in numbers]
 
 
-def _for_each(
-    compiled: Callable[..., Any],
-    kinds: tuple[int, ...],
-    small: tuple[Batch, ...] = (),
-    other: Callable[..., Any] | None = None,
-    serves: Callable[[int], bool] | None = None,
-) -> Run:
-    """Call ``compiled`` for each parameter or batch, or ``other`` for the sizes that it does not serve."""
-
-    def chosen(*inputs: Any) -> None:
-        fits = other is None or serves is None or serves(inputs[0].numel())
-        (compiled if fits or other is None else other)(*inputs)
+def _for_each(program: Callable[..., Any], kinds: tuple[int, ...], small: tuple[Batch, ...] = ()) -> Run:
+    """Call ``program`` for each parameter or batch."""
 
     def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        stepped = [batch for batch in small if batch.step(chosen, columns, [*numbers[batch.kind], *extras])]
+        stepped = [batch for batch in small if batch.step(program, columns, [*numbers[batch.kind], *extras])]
         done = {at for batch in stepped for at in batch.members}
         for at in [at for at in range(len(kinds)) if at not in done]:
             row = [in_memory_order(column[at]) for column in columns]
-            chosen(*row, *numbers[kinds[at]], *extras)
+            program(*row, *numbers[kinds[at]], *extras)
 
     return run
 
