@@ -4,6 +4,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph.nodes import op_name, subgraphs
+from fxamp.graph_text.model import short_op
 
 _SHORT = {
     torch.float64: "f64",
@@ -56,7 +57,7 @@ def _line(node: Node, names: dict[Node, str]) -> str:
         return f"{left} = input"
     if node.op == "get_attr":
         return f"{left} = self.{node.target}"
-    name = op_name(node).removeprefix("aten::").removesuffix(".default")
+    name = short_op(op_name(node))
     return f"{left} = {name}({', '.join(args)})"
 
 

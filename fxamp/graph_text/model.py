@@ -41,6 +41,11 @@ FP8 = ("fp8", "mxfp8", "nvfp4")
 FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
 
 
+def short_op(op: str) -> str:
+    """Return ``"mm"`` for ``"aten::mm.default"``."""
+    return op.removeprefix("aten::").removesuffix(".default")
+
+
 @dataclass(frozen=True)
 class TensorType:
     """A tensor's dtype by its short name (``f32``), its sizes (numbers, or text for symbolic ones), and its device."""
@@ -207,6 +212,11 @@ class Listing:
     kept_before: int | None = None
     kept_after: int | None = None
     kept: tuple[KeptValue, ...] = ()
+
+    @property
+    def has_tangents(self) -> bool:
+        """Whether it is a backward or joint graph, by AOTAutograd's names of the incoming gradients."""
+        return any(entry.kind == "placeholder" and entry.name.startswith("tangents_") for entry in self.entries)
 
     def walk(self) -> Iterator[tuple["Listing", Entry]]:
         """Yield every entry with its listing, in order; a higher-order op is followed by its bodies."""

@@ -130,8 +130,8 @@ def _about(block: Block, file: str, notes: list[str]) -> tuple[dict[str, Any], b
 
 
 def _stage_by_inputs(listing: Listing) -> str:
-    """Recognise the stage by input names: AOTAutograd calls the incoming gradients tangents."""
-    if not any(e.kind == "placeholder" and e.name.startswith("tangents_") for e in listing.entries):
+    """Recognise the stage by input names."""
+    if not listing.has_tangents:
         return ""
     # Only a joint graph returns its results as nested structures.
     joint = any(e.kind == "output" and e.call.startswith("pytree.tree_unflatten(") for e in listing.entries)

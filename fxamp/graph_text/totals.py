@@ -115,6 +115,10 @@ class Index:
         names = self.of(listing)
         return [names[name] for name in entry.inputs if name in names]
 
+    def cast_from(self, listing: Listing, cast: Entry) -> str:
+        """Return the dtype of what a cast reads, ``""`` if unknown."""
+        return next((source.dtype for source in self.inputs(listing, cast)), "")
+
     def bytes_cast(self, listing: Listing, cast: Entry) -> int | None:
         """Return the bytes that a cast reads and writes: elements x (bytes per element before + after), or None."""
         sources = self.inputs(listing, cast)

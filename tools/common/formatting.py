@@ -4,7 +4,7 @@ import os
 from functools import lru_cache
 from pathlib import PurePath
 
-from fxamp.graph_text.model import Entry, RuleRef, Source
+from fxamp.graph_text.model import Entry, RuleRef, Source, short_op
 from fxamp.graph_text.totals import Totals
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -14,7 +14,7 @@ def op_name(entry: Entry) -> str:
     """Return the op's short name: ``"mm"`` for ``"aten::mm.default"``; ``"cast"`` for an inserted cast."""
     if entry.is_cast:
         return "cast"
-    return entry.target.removeprefix("aten::").removeprefix("higher_order::").removesuffix(".default")
+    return short_op(entry.target).removeprefix("higher_order::")
 
 
 def overruled(entry: Entry) -> str:

@@ -94,7 +94,7 @@ def refuse(listing: Listing, file: str) -> None:
 def _stage(listing: Listing) -> str:
     if any(entry.inserted for _, entry in listing.walk()):
         return "cast"
-    if any(entry.kind == "placeholder" and entry.name.startswith("tangents_") for entry in listing.entries):
+    if listing.has_tangents:
         return listing.stage if listing.stage in ("backward", "joint") else "backward"
     return listing.stage
 

@@ -55,7 +55,7 @@ def findings(graphs: Sequence[tuple[int, Listing]], keep: Keep = everything, rul
     results: list[Finding] = []
     for number, listing in graphs:
         index = Index()
-        checks_range = listing.stage in _STAGES and not _is_backward(listing)
+        checks_range = listing.stage in _STAGES and not listing.has_tangents
         for where, entry in listing.walk():
             if not keep(entry):
                 continue
@@ -143,11 +143,6 @@ def _table(device: str) -> Policy:
         return Policy.load(f"{device}-float16").resolve()
     except PolicyError:  # autocast has no table for this device
         return Policy.load("cuda-float16").resolve()
-
-
-def _is_backward(listing: Listing) -> bool:
-    """Whether it is a backward or joint graph, by AOTAutograd's names of its inputs."""
-    return any(entry.kind == "placeholder" and entry.name.startswith("tangents") for entry in listing.entries)
 
 
 def _unmatched(graphs: Sequence[tuple[int, Listing]]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fxamp.graph_text import KeptValue, Listing
+from fxamp.graph_text.model import KeptValue, Listing, short_op
 from fxamp.graph_text.totals import largest_first, total, totals_of
 from fxamp.tools.common.columns import MODULE, REASON, RULE
 from fxamp.tools.common.formatting import size_or
@@ -71,7 +71,7 @@ def _row(group: Group[KeptValue]) -> tuple[str, ...]:
     before, after = _sums(group)
     return (
         value.name,
-        value.op.removeprefix("aten::").removesuffix(".default"),
+        short_op(value.op),
         group.module,
         "x".join(map(str, value.shape)) or "1",
         value.dtype,

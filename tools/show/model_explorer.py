@@ -56,8 +56,7 @@ def _node(listing: Listing, entry: Entry, graph: str, index: Index) -> dict[str,
 
 def _label(listing: Listing, entry: Entry, index: Index) -> str:
     if entry.is_cast:
-        before = next((source.dtype for source in index.inputs(listing, entry)), "?")
-        return f"cast {before} to {entry.dtype}"
+        return f"cast {index.cast_from(listing, entry) or '?'} to {entry.dtype}"
     return op_name(entry) if entry.is_call else entry.name
 
 

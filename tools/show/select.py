@@ -15,21 +15,21 @@ Keep = Callable[[Entry], bool]
 
 @dataclass(frozen=True)
 class Selection:
-    """Graphs with their numbers in the document; ``scope`` accepts the entries to count, ``rows`` those to print.
-
-    ``scoped`` and ``filtered`` say whether ``scope`` and ``rows`` leave anything out.
-    """
+    """Graphs with their numbers in the document; ``scope`` accepts the entries to count, ``rows`` those to print."""
 
     graphs: tuple[tuple[int, Listing], ...]
     scope: Keep
     rows: Keep
-    scoped: bool = False
-    filtered: bool = False
+
+    @property
+    def scoped(self) -> bool:
+        """Whether ``scope`` leaves anything out."""
+        return self.scope is not everything
 
     @property
     def narrows(self) -> bool:
         """Whether anything is left out."""
-        return self.scoped or self.filtered
+        return self.scoped or self.rows is not everything
 
     def shows(self, entry: Entry) -> bool:
         """Whether an entry is printed."""
@@ -54,7 +54,7 @@ def select(
     entries = [entry for _, listing in graphs for _, entry in listing.walk()]
     scope = everything if module is None else _in_module(module, entries)
     rows = everything if only is None else _only(only, entries, [listing for _, listing in graphs])
-    return Selection(graphs, scope, rows, scoped=module is not None, filtered=only is not None)
+    return Selection(graphs, scope, rows)
 
 
 def everything(entry: Entry) -> bool:

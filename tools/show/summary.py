@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from fxamp.graph_text.model import Entry, Listing
+from fxamp.graph_text.model import Entry, Listing, short_op
 from fxamp.graph_text.totals import Index, Totals, by_reason, totals
 from fxamp.tools.common.formatting import counted, plural, rule_name, size
 from fxamp.tools.common.numbered_rows import combined
@@ -49,50 +49,35 @@ def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[s
     return [(label, text) for label, text in lines if text]
 
 
-def largest_casts(listing: Listing, selection: Selection | None = None) -> list[tuple[str, int]]:
-    """Return what casts most: casts that differ only in their module's number together, with the bytes of all."""
+def _largest_casts(listing: Listing, selection: Selection) -> Iterator[str]:
+    """Yield what casts most: casts that differ only in their module's number together, with the bytes of all."""
     index = Index()
     casts = [
-        (where, entry, moved)
+        (entry, moved, index.cast_from(where, entry))
         for where, entry in listing.walk()
-        if entry.is_cast and (selection is None or selection.scope(entry)) and (moved := index.bytes_cast(where, entry))
+        if entry.is_cast and selection.scope(entry) and (moved := index.bytes_cast(where, entry))
     ]
-    groups = combined(casts, lambda cast: cast[1].module, lambda cast: _content(*cast, index))
-    sums = []
-    for group in groups:
-        where, cast, moved = group.first
-        words = _words(group.count, _inputs_dtype(where, cast, index), cast, group.module)
-        sums.append((words, moved * group.count))
-    return sorted(sums, key=lambda pair: -pair[1])[:_LARGEST]
+    groups = combined(casts, lambda cast: cast[0].module, _content)
+    for group in sorted(groups, key=lambda group: -group.first[1] * group.count)[:_LARGEST]:
+        cast, moved, before = group.first
+        name = f"{cut(cast.name, _LONGEST_NAME, 'middle')}{f' in {group.module}' if group.module else ''}"
+        yield f"{size(moved * group.count)}: {name}, {before or '?'} to {cast.dtype}{_times(group.count)}"
 
 
-def _content(where: Listing, cast: Entry, moved: int, index: Index) -> tuple[object, ...]:
-    name = _NUMBERS.sub("", cast.name)
-    return moved, cast.source, cast.dtype, cast.values, _inputs_dtype(where, cast, index), name
+def _content(of: tuple[Entry, int, str]) -> tuple[object, ...]:
+    cast, moved, before = of
+    return moved, cast.source, cast.dtype, cast.values, before, _NUMBERS.sub("", cast.name)
 
 
-def _inputs_dtype(where: Listing, cast: Entry, index: Index) -> str:
-    return next((source.dtype for source in index.inputs(where, cast)), "?")
-
-
-def _words(count: int, before: str, cast: Entry, module: str) -> str:
-    times = f", {count} times" if count > 1 else ""
-    return (
-        f"{cut(cast.name, _LONGEST_NAME, 'middle')}{f' in {module}' if module else ''}, {before} to {cast.dtype}{times}"
-    )
-
-
-def _largest_casts(listing: Listing, selection: Selection) -> Iterator[str]:
-    for words, moved in largest_casts(listing, selection):
-        yield f"{size(moved)}: {words}"
+def _times(count: int) -> str:
+    return f", {count} times" if count > 1 else ""
 
 
 def _largest_kept(listing: Listing) -> Iterator[str]:
     for group in kept_groups(listing, by_size=True, fold=True)[:_LARGEST]:
         after = sum(value.after or 0 for value in group.items)
-        times = f", {group.count} times" if group.count > 1 else ""
         where = f" in {group.module}" if group.module else ""
-        yield f"{size(after)}: {group.first.name}{where}, as {group.first.form}{times}"
+        yield f"{size(after)}: {group.first.name}{where}, as {group.first.form}{_times(group.count)}"
 
 
 def _labelled_once(label: str, texts: Iterator[str]) -> list[tuple[str, str]]:
@@ -148,6 +133,6 @@ def _kept_unknown(listing: Listing) -> str:
 
 
 def _named(counts: dict[str, int]) -> str:
-    shown = {name.removeprefix("aten::").removesuffix(".default"): counts[name] for name in list(counts)[:_NAMED]}
+    shown = {short_op(name): count for name, count in list(counts.items())[:_NAMED]}
     more = f", and {len(counts) - _NAMED} more" if len(counts) > _NAMED else ""
     return f"{sum(counts.values())}: {counted(shown)}{more}" if counts else ""

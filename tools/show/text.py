@@ -58,7 +58,8 @@ def text_lines(selection: Selection, title: str, look: Look, view: View = _DEFAU
         yield ""
         yield from labelled(summary(listing, number, selection), look.width)
         yield ""
-        rows = _sorted_rows(listing, selection) if view.sort == "bytes" else _Rows(listing, selection, view.fold).rows()
+        shown = listing, selection, view.fold
+        rows = _sorted_rows(*shown) if view.sort == "bytes" else _Rows(*shown).rows()
         if rows:
             yield from render(_LAYOUT, rows, look.width, painter(look, *_LAYOUT.dtypes))
         else:
@@ -141,20 +142,21 @@ def _with_bodies(where: Listing, entry: Entry) -> Iterator[tuple[Listing, Entry]
             yield from where.bodies[name].walk()
 
 
-def _sorted_rows(listing: Listing, selection: Selection) -> list[tuple[str, ...]]:
-    """Return the rows by the bytes that they cast in all equal blocks together, the largest first."""
+def _sorted_rows(listing: Listing, selection: Selection, fold: bool) -> list[tuple[str, ...]]:
+    """Return the rows by the bytes that they cast, the largest first; ``fold``: in all equal blocks together."""
     names, records = Index(), has_records(listing)
     weighed = []
-    for where, entry, times in _counted(listing):
+    for where, entry, times in _counted(listing, fold):
         if is_step(entry) and selection.shows(entry):
             moved = names.bytes_cast(where, entry) if entry.is_cast else None
             weighed.append(((moved or 0) * times, _row(where, entry, names, records, times)))
     return [tuple(map(printable, row)) for _, row in sorted(weighed, key=lambda pair: -pair[0])]
 
 
-def _counted(listing: Listing) -> Iterator[tuple[Listing, Entry, int]]:
-    """Yield the calls of a graph and its bodies, each with its number of equals in sibling blocks."""
-    for entry, times in repeated(folded(listing, [entry for entry in listing.entries if entry.is_call])):
+def _counted(listing: Listing, fold: bool) -> Iterator[tuple[Listing, Entry, int]]:
+    """Yield the calls of a graph and its bodies, each with its number of equals in sibling blocks if ``fold``."""
+    calls = [entry for entry in listing.entries if entry.is_call]
+    for entry, times in repeated(folded(listing, calls) if fold else calls):
         for where, inner in _with_bodies(listing, entry):
             yield where, inner, times
 
@@ -178,7 +180,7 @@ def _row(where: Listing, entry: Entry, names: Index, records: bool, times: int =
 
 def _before(where: Listing, entry: Entry, names: Index, records: bool) -> str:
     if entry.is_cast:
-        return next((source.dtype for source in names.inputs(where, entry)), "")
+        return names.cast_from(where, entry)
     return was_dtype(entry) or (entry.dtype if records else "")
 
 

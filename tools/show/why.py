@@ -86,9 +86,7 @@ def _facts(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
 
 def _dtype(node: _Place, index: Index) -> Iterator[tuple[str, str]]:
     entry = node.entry
-    before = was_dtype(entry)
-    if entry.is_cast:
-        before = next((source.dtype for source in index.inputs(node.listing, entry)), "")
+    before = index.cast_from(node.listing, entry) if entry.is_cast else was_dtype(entry)
     now = ", ".join(map(str, entry.values))
     if now:
         yield "dtype", f"{before} -> {now}" if before and before != entry.dtype else now

@@ -1,7 +1,9 @@
 """fxamp-policy calibrate: it finds planted range problems, its patch cures them, and a sound model gets none."""
 
+import io
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from fxamp.tools.policy.calibrate.evidence import gather
 from fxamp.tools.policy.calibrate.ranges import Format, Range
 from fxamp.tools.policy.calibrate.rules import globs_for
 from fxamp.tools.policy.calibrate.troubles import share
+from fxamp.tools.policy.command import main
 
 MODEL = """
 import torch
@@ -81,6 +84,18 @@ def test_a_planted_overflow_is_found_and_the_patch_cures_it(tmp_path: Path, caps
     for output, reference in zip(outputs(file, policy), exact, strict=True):
         torch.testing.assert_close(output.float(), reference, rtol=0.02, atol=0.02)
     assert "float32 for 2 of 3" in err and "batch 3" not in err
+
+
+def test_messages_are_lines_above_the_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    file = written(tmp_path, "import torch\nmodel, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)")
+    assert main(["calibrate", file, "--output", str(tmp_path / "out.toml")]) == 0
+    for line in terminal.getvalue().splitlines():
+        assert line.find("fxamp-policy calibrate: ") < 1, line
 
 
 def test_siblings_that_agree_share_a_glob(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,6 +194,9 @@ def test_rows_by_the_bytes_of_all_alike(twelve: str, capsys: pytest.CaptureFixtu
     table = capsys.readouterr().out.split("\n\n")[2].splitlines()[2:]
     assert [row.split()[0] for row in table[:3]] == ["w_0_0_f16", "norm_0_f16", "norm_0"]
     assert " 12  4.5 KiB" in table[0] and " 12  2.2 KiB" in table[1]
+    assert main([twelve, "--sort", "bytes", "--all"]) == 0
+    table = capsys.readouterr().out.split("\n\n")[2].splitlines()[2:]
+    assert [row.split()[0] for row in table[:12]] == [f"w_{at}_0_f16" for at in range(12)]
 
 
 def test_kept_values_of_siblings_are_one_row(twelve: str, capsys: pytest.CaptureFixture[str]) -> None:

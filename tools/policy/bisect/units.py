@@ -7,11 +7,11 @@ region "kept" the values that a unit computes are saved for the backward as the 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fxamp.graph_text import KeptValue
+from fxamp.graph_text.model import KeptValue, short_op
 from fxamp.policy import CastRule, Category, KeepRule, Policy, Rule
 from fxamp.policy.model.cast_rule import PRODUCTS
 from fxamp.policy.model.keep_rule import Keep
-from fxamp.tools.policy.calibrate.rules import exact, short
+from fxamp.tools.policy.calibrate.rules import exact
 from fxamp.tools.policy.places import ModuleOp
 
 
@@ -93,7 +93,7 @@ class ModuleTree:
         It also widens these ops in the modules inside.
         """
         ops = self._ops[unit.tree or ""]
-        words = f"{', '.join(map(short, ops))} in {unit.tree or 'the root module'}"
+        words = f"{', '.join(map(short_op, ops))} in {unit.tree or 'the root module'}"
         return Unit(words, ops, unit.modules if unit.tree else ())
 
 

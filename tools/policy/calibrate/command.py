@@ -6,15 +6,17 @@ from math import frexp
 
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import OptionError
+from fxamp.graph_text.model import short_op
 from fxamp.policy import CastRule, Category, LossScale, Policy
 from fxamp.tools.common.command_line import Parser, number
 from fxamp.tools.common.formatting import plural
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.output import notice, write_text
+from fxamp.tools.common.progress import say
 from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.calibrate.evidence import Evidence, gather
 from fxamp.tools.policy.calibrate.ranges import Format
-from fxamp.tools.policy.calibrate.rules import rules_for, short
+from fxamp.tools.policy.calibrate.rules import rules_for
 from fxamp.tools.policy.calibrate.table import fp8_summary, summary
 from fxamp.tools.policy.calibrate.troubles import UNDERFLOW, Limits, exponent, fitting_shift, share
 from fxamp.tools.policy.patch import NONFINITE, add_model, base_policy, load_model, patch_text
@@ -56,7 +58,7 @@ def parser(prog: str) -> Parser:
 
 
 def _say(text: str) -> None:
-    notice(f"{PROG}: {text}")
+    say(f"{PROG}: {text}")
 
 
 def run(options: Namespace) -> None:
@@ -68,7 +70,7 @@ def run(options: Namespace) -> None:
     evidence = gather(work, policy, not options.inference)
     unseen = {sample.place for sample in evidence.unseen} - {sample.place for sample in evidence.samples}
     if unseen:
-        words = ", ".join(sorted(f"{short(place.op)} in {place.module or 'the root module'}" for place in unseen))
+        words = ", ".join(sorted(f"{short_op(place.op)} in {place.module or 'the root module'}" for place in unseen))
         _say(f"not watched, because no batch took its branch or it is inside an autograd.Function: {words}")
     limits = Limits(Format.of_name(policy.lower_precision_fp), _shift(options, policy, evidence), options.underflow)
     rules = _rules(evidence, limits, policy)

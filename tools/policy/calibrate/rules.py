@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from fxamp.graph_text.model import short_op
 from fxamp.policy import CastRule, Category
 from fxamp.policy.model.module_globs import covers_module
 from fxamp.tools.policy.calibrate.troubles import Trouble
@@ -78,13 +79,13 @@ def _rule(
         t for t in troubles if t.place.op in ops and (not globs or any(covers_module(g, t.place.module) for g in globs))
     ]
     worst = _worst(mine)
-    name = _id("-and-".join(worst), globs[0] if globs else short(ops[0]), taken)
+    name = _id("-and-".join(worst), globs[0] if globs else short_op(ops[0]), taken)
     places = len({trouble.place for trouble in mine})
     reasons = "; ".join(
-        f"{short(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values()
+        f"{short_op(t.place.op)} in {t.place.module or 'the root module'}: {t.words}" for t in worst.values()
     )
     many = f"{places} places, worst " if places > 1 else ""
-    return CastRule(name, cast, tuple(map(short, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
+    return CastRule(name, cast, tuple(map(short_op, ops)), why=f"Calibrated: {many}{reasons}.", modules=globs)
 
 
 def _worst(troubles: Sequence[Trouble]) -> Mapping[str, Trouble]:
@@ -102,8 +103,3 @@ def _id(kind: str, where: str, taken: set[str]) -> str:
         name, number = f"{base}-{number}", number + 1
     taken.add(name)
     return name
-
-
-def short(op: str) -> str:
-    """Return an op's name without aten's namespace and without the default overload."""
-    return op.removeprefix("aten::").removesuffix(".default")

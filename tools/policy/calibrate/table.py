@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from fxamp.graph_text.model import short_op
 from fxamp.tools.policy.calibrate.evidence import Sample, Scaled
 from fxamp.tools.policy.calibrate.ranges import Range
-from fxamp.tools.policy.calibrate.rules import NUMBER, short
+from fxamp.tools.policy.calibrate.rules import NUMBER
 from fxamp.tools.policy.calibrate.troubles import Limits, share
 
 _FP8_HEADERS = ("module", "op", "operand of fp8", "dtype", "values", "under", "proposed")
@@ -23,7 +24,7 @@ def summary(samples: Sequence[Sample], limits: Limits) -> str:
     lines: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for sample in samples:
         if not sample.raised:
-            lines[NUMBER.sub("*", sample.place.module), short(sample.place.op)].append(sample)
+            lines[NUMBER.sub("*", sample.place.module), short_op(sample.place.op)].append(sample)
     rows = [(module or "(root)", op, *_numbers(group, limits)) for (module, op), group in lines.items()]
     return tabulate(rows, headers=_HEADERS, disable_numparse=True)
 
@@ -33,7 +34,7 @@ def fp8_summary(scaled: Sequence[Scaled], limits: Limits) -> str:
     lines: dict[tuple[str, ...], list[Scaled]] = defaultdict(list)
     for operand in scaled:
         module = NUMBER.sub("*", operand.place.module) or "(root)"
-        lines[module, short(operand.place.op), operand.operand.words, operand.range.format.name].append(operand)
+        lines[module, short_op(operand.place.op), operand.operand.words, operand.range.format.name].append(operand)
     rows = []
     for key, operands in lines.items():
         under = max(operand.range.underflow() for operand in operands)
