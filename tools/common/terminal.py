@@ -22,13 +22,14 @@ class Look:
 
     def dtype(self, name: str, text: str) -> str:
         """Return ``text`` in the colour of the dtype ``name``."""
-        return self._paint(text, _COLOURS.get(name, ""))
+        return self.paint(text, _COLOURS.get(name, ""))
 
     def cast(self, text: str) -> str:
         """Return ``text`` in the colour of casts."""
-        return self._paint(text, _CAST)
+        return self.paint(text, _CAST)
 
-    def _paint(self, text: str, code: str) -> str:
+    def paint(self, text: str, code: str) -> str:
+        """Return ``text`` in the colour of an ANSI ``code``; as it is for ``""``, or without colours."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour and code else text
 
 

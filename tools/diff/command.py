@@ -11,9 +11,7 @@ from fxamp.tools.common.command_line import Parser, guarded, one_of, positive
 from fxamp.tools.common.output import require_folder, write_text
 from fxamp.tools.common.terminal import look_of
 from fxamp.tools.diff.result import Comparison, compare
-from fxamp.tools.diff.sides import Side, load_side
-
-PROG = "fxamp-diff"
+from fxamp.tools.diff.sides import PROG, Side, load_side
 
 FORMATS = ("text", "json", "markdown")
 

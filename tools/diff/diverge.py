@@ -5,6 +5,7 @@ Two roundings of the same number x, with unit roundoffs u and v, differ by at mo
 Two results outside this bound cannot be roundings of one number to the two dtypes.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,13 @@ class Divergence:
             "module": self.new.module,
             "op": self.new.target,
             "dtype": {"old": self.old.dtype, "new": self.new.dtype},
-            "difference": self.difference if torch.tensor(self.difference).isfinite() else "inf",
+            "difference": plain(self.difference),
         }
+
+
+def plain(error: float | None) -> float | str | None:
+    """Return a number as plain data: "inf" if it is not finite."""
+    return error if error is None or math.isfinite(error) else "inf"
 
 
 def copied(program: Program, device: str, dtype: torch.dtype | None = None) -> Copy:

@@ -12,12 +12,9 @@ from fxamp.graph_text.model import Entry, Listing
 from fxamp.graph_text.totals import Totals, is_op, totals
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.silence import in_one_line, quiet
-from fxamp.tools.diff.sides import Side
+from fxamp.tools.diff.sides import PROG, Side
 from fxamp.tools.inputs.load import Request, prepare
 from fxamp.tools.inputs.prepare import ProgramGraph
-
-#: The tool's name, for messages on stderr.
-PROG = "fxamp-diff"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Each policy runs as torch.compile would run it, with the lowering ``"aot_eager"`
 and its loss scaling. The reference is the model and its inputs in float64.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,10 @@ from fxamp.tools.common.interrupt import so_far
 from fxamp.tools.common.output import notice
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.silence import one_line, quiet
-from fxamp.tools.diff.diverge import Divergence, copied, first_divergence
-from fxamp.tools.diff.sides import Side
+from fxamp.tools.diff.diverge import Divergence, copied, first_divergence, plain
+from fxamp.tools.diff.sides import PROG, Side
 from fxamp.tools.inputs.measurement import Results, floating, relative, under_policy
 from fxamp.tools.inputs.model_file import Program, program, require_own_tensors
-
-PROG = "fxamp-diff"
 
 #: The maximum number of parameters to list.
 _WORST = 5
@@ -44,9 +41,9 @@ class Errors:
     def content(self) -> dict[str, Any]:
         """Return the errors as plain data; a non-finite value is written "inf"."""
         return {
-            "output": _plain(self.output),
-            "gradient": _plain(self.gradient),
-            "worst_parameters": {name: _plain(error) for name, error in list(self.parameters.items())[:_WORST]},
+            "output": plain(self.output),
+            "gradient": plain(self.gradient),
+            "worst_parameters": {name: plain(error) for name, error in list(self.parameters.items())[:_WORST]},
             "loss_scale": self.scale,
         }
 
@@ -144,7 +141,3 @@ def _errors(reference: Results, results: Results, scale: float | None) -> Errors
         dict(sorted(parameters.items(), key=lambda item: -item[1])),
         scale,
     )
-
-
-def _plain(error: float | None) -> float | str | None:
-    return error if error is None or math.isfinite(error) else "inf"

@@ -48,7 +48,7 @@ def _remarks(numbers: "Numbers") -> Iterator[str]:
     else:
         yield f"they first diverge at {_place(where)}"
     if numbers.random:
-        yield "the model draws random numbers (dropout?): its errors hold these too; model.eval() leaves them out"
+        yield "the model draws random numbers (dropout?): the errors include their effect; model.eval() avoids that"
 
 
 def _place(where: "Divergence") -> str:

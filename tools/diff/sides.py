@@ -11,6 +11,9 @@ from fxamp.errors import OptionError, PolicyError, nearest
 from fxamp.policy import Policy
 from fxamp.policy.model.comparisons import holds, installed_torch_version
 
+#: The tool's name, for messages on stderr.
+PROG = "fxamp-diff"
+
 #: The settings that an op table may leave out, with the values to use if a policy needs one.
 _OPEN = {"lower_precision_fp": "float16", "device": "cuda"}
 _KEYS = {"lower_precision_fp": "lower_precision_fp", "device": "match.device"}

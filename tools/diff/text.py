@@ -63,8 +63,8 @@ def _groups(rows: Sequence[Cells], look: Look) -> Iterator[str]:
 
 def _marked(sign: str, label: str, text: str, look: Look) -> Iterator[str]:
     first, *rest = _wrapped(f"{sign} {label}  ", text, look)
-    colour = look.colour and _COLOURS[sign]
-    yield f"\x1b[{colour}m{first[: len(label) + 2]}\x1b[0m{first[len(label) + 2 :]}" if colour else first
+    end = len(label) + 2
+    yield look.paint(first[:end], _COLOURS[sign]) + first[end:]
     yield from rest
 
 

@@ -15,7 +15,7 @@ from fxamp.reports.break_reasons import why_ended
 from fxamp.tools.common.restoration import restored, tensors_beside_modules
 from fxamp.tools.common.silence import one_line
 from fxamp.tools.inputs.fake_program import fake_program
-from fxamp.tools.inputs.measurement import calling
+from fxamp.tools.inputs.measurement import calling, device_of, state_of
 from fxamp.tools.inputs.model_file import Program, place
 from fxamp.tools.inputs.prepare import ProgramGraph
 from fxamp.torch_private import dropped_sizes
@@ -82,12 +82,5 @@ def _copy(gm: GraphModule) -> GraphModule:
 
 def _device(program: Program) -> str:
     """Return the device type of the program's tensors: an accelerator if there is one, "meta" for meta parameters."""
-    kinds = {tensor.device.type for tensor in _tensors(program)}
-    return min(kinds - {"cpu"}, default="cpu")
-
-
-def _tensors(program: Program) -> list[Tensor]:
-    model = program.model
-    state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
     leaves = pytree.tree_leaves((program.args, dict(program.kwargs)))
-    return [*state, *(value for value in leaves if isinstance(value, Tensor))]
+    return device_of([*state_of(program.model), *(value for value in leaves if isinstance(value, Tensor))])

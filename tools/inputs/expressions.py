@@ -49,13 +49,12 @@ class Reader:
     """Makes nodes of ``graph`` from calls as text.
 
     ``names`` maps names in the text to the nodes so far. ``attribute`` creates the node that reads an attribute
-    of the graph's module. Every device becomes ``device``. ``unknown`` collects the functions that were not found.
+    of the graph's module. Every device becomes the CPU. ``unknown`` collects the functions that were not found.
     """
 
-    def __init__(self, graph: Graph, attribute: Callable[[str], Node], device: str = "cpu") -> None:
+    def __init__(self, graph: Graph, attribute: Callable[[str], Node]) -> None:
         self._graph = graph
         self._attribute = attribute
-        self._device = torch.device(device)
         self.names: dict[str, Node] = {}
         self.unknown: list[str] = []
 
@@ -69,7 +68,10 @@ class Reader:
 
     def value(self, text: str) -> Any:
         """Return the fx argument for ``text``: nodes, numbers, tuples, dtypes. Raises Unreadable."""
-        return self._argument(_parsed(text))
+        tree = _statement(text)
+        if isinstance(tree, ast.stmt):
+            raise Unreadable(f"{text[:80]!r} is not an expression")
+        return self._argument(tree)
 
     def _call(self, tree: ast.expr, name: str) -> Node | None:
         if isinstance(tree, ast.Call):
@@ -154,7 +156,7 @@ class Reader:
 
     def _on_device(self, value: Any) -> Any:
         """Return the device that the graph is rebuilt on if ``value`` is the name of a device, else ``value``."""
-        return self._device if isinstance(value, str) and value.partition(":")[0] in _DEVICES else value
+        return _CPU if isinstance(value, str) and value.partition(":")[0] in _DEVICES else value
 
     def _argument(self, tree: ast.expr) -> Any:
         if isinstance(tree, ast.Constant):
@@ -206,7 +208,7 @@ class Reader:
         path = _path(tree.func)
         args, kwargs = self._arguments(tree)
         if path in ("device", "torch.device"):
-            return self._device
+            return _CPU
         if path == "slice" and 1 <= len(args) <= 3:
             return slice(*args)
         if path in ("torch.Size", "list", "tuple") and len(args) == 1 and isinstance(args[0], (list, tuple)):
@@ -217,6 +219,8 @@ class Reader:
             return ()
         raise Unreadable(f"{ast.unparse(tree)[:60]!r} is not a value that a graph can hold")
 
+
+_CPU = torch.device("cpu")
 
 #: The devices that policies can name, and others that occur in graphs.
 _DEVICES = frozenset({*DEVICES, "hpu", "ipu", "meta"})
@@ -233,15 +237,8 @@ def _statement(text: str) -> ast.stmt | ast.expr:
     try:
         (statement,) = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{text[:80]!r} is not a call") from error
+        raise Unreadable(f"{text[:80]!r} is not Python") from error
     return statement.value if isinstance(statement, ast.Expr) else statement
-
-
-def _parsed(text: str) -> ast.expr:
-    try:
-        return ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{text[:80]!r} is not an expression") from error
 
 
 def _path(tree: ast.expr) -> str | None:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ import fxamp
 from fxamp.dtypes import SCALED_DTYPES
 from fxamp.errors import FxampError, ListingError
 from fxamp.policy import LossScale, Policy
+from fxamp.policy.model.site import KEPT
 from fxamp.scaler import GradScaler
 from fxamp.tools.common.restoration import restored
 from fxamp.tools.common.silence import one_line, quiet
@@ -185,6 +186,16 @@ def floating(output: Any) -> list[Tensor]:
     return [number for number in numbers if number.is_floating_point()]
 
 
+def state_of(model: Any) -> list[Tensor]:
+    """Return the parameters and buffers of a model; none if it is a function."""
+    return [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+
+
+def device_of(tensors: Iterable[Tensor]) -> str:
+    """Return the device type of ``tensors``: that of any that are not on the CPU."""
+    return min({tensor.device.type for tensor in tensors} - {"cpu"}, default="cpu")
+
+
 def calling(mod: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls ``mod``: Dynamo skips modules of torch.nn that are compiled directly.
 
@@ -209,6 +220,11 @@ def run_compiled(
         raise failure(file, f"running model under policy {policy.name!r}", error) from error
     finally:
         torch._dynamo.reset()
+
+
+def lowering_of(policy: Policy) -> str:
+    """Return the lowering that runs ``policy`` whole, and torch's own kernels and backward where that is enough."""
+    return "aot_eager" if any(policy.has_rules_for(region) for region in ("backward", KEPT)) else "eager"
 
 
 def under_policy(

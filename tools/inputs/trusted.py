@@ -48,21 +48,14 @@ def _transforms(path: str, module: Any) -> dict[str, Any]:
     return {f"{path}.{name}": getattr(module, name) for name in dir(module) if name.endswith(ends)}
 
 
+_SYMBOLIC = _words("tensor as_tensor sym_int sym_float sym_max sym_min sym_not sym_ite sym_sum Size")
+
 #: torch's functions of numbers and symbols, and marks that capture keeps and never calls.
 _MORE: Mapping[str, Any] = {
     "torch.amp.autocast_mode._enter_autocast": torch.amp.autocast_mode._enter_autocast,
     "torch.amp.autocast_mode._exit_autocast": torch.amp.autocast_mode._exit_autocast,
     "torch._C._set_grad_enabled": torch._C._set_grad_enabled,
-    "torch.tensor": torch.tensor,
-    "torch.as_tensor": torch.as_tensor,
-    "torch.sym_int": torch.sym_int,
-    "torch.sym_float": torch.sym_float,
-    "torch.sym_max": torch.sym_max,
-    "torch.sym_min": torch.sym_min,
-    "torch.sym_not": torch.sym_not,
-    "torch.sym_ite": torch.sym_ite,
-    "torch.sym_sum": torch.sym_sum,
-    "torch.Size": torch.Size,
+    **{f"torch.{name}": getattr(torch, name) for name in _SYMBOLIC},
     **_transforms("torch._C._functorch", torch._C._functorch),
     **_transforms("torch._functorch.predispatch", predispatch),
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fxamp.errors import ListingError
 from fxamp.tools.common.silence import quiet
-from fxamp.tools.inputs.measurement import Batch, floating
+from fxamp.tools.inputs.measurement import Batch, device_of, floating, state_of
 from fxamp.tools.inputs.model_file import arguments, callable_model, guarded, require_own_tensors, run_file, value_of
 
 ACCEPTED = (
@@ -90,10 +90,7 @@ class Workload:
 
     def device(self) -> str:
         """Return the device type of the model's tensors; "cpu" if it has none."""
-        model = self.model
-        state = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
-        kinds = {tensor.device.type for tensor in state}
-        return min(kinds - {"cpu"}, default="cpu")
+        return device_of(state_of(self.model))
 
 
 def load_work(file: str, notice: Callable[[str], None], most: int | None = None) -> Workload:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -28,12 +27,6 @@ class Operand:
     gradient: bool = False
     backward: bool = False
     transposed: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype that its values are rounded to."""
-        dtype: torch.dtype = getattr(torch, self.form.dtype)
-        return dtype
 
     @property
     def words(self) -> str:

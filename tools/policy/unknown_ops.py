@@ -1,10 +1,8 @@
 """The ops, and their arguments, that a policy's rules name and that the installed torch does not have."""
 
-import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fxamp.errors import nearest
 from fxamp.policy import Rule
@@ -12,7 +10,7 @@ from fxamp.policy.file.lines import index_lines
 from fxamp.policy.file.parse import read
 from fxamp.policy.file.paths import shown
 from fxamp.policy.model.comparisons import holds, installed_torch_version
-from fxamp.policy.model.op_names import canonical, covers, is_glob, spellings
+from fxamp.policy.model.op_names import covers, is_glob, spellings
 
 #: Only so many mistakes name the nearest op, which is a search.
 _SEARCHES = 50
@@ -31,10 +29,13 @@ def unknown_ops(files: Collection[Path], names: Collection[str]) -> UnknownOps:
 
     The files have no other mistakes. Rules for other versions of torch than the installed one are left out.
     """
+    from fxamp.passes.shared.rule_arguments import unknown_arguments  # which imports torch
+
     libraries = {name.partition("::")[0] for name in names}
     packets = {name.partition(".")[0] for name in names}
     mistakes, notes = [], []
-    for place, op in (named for file in files for named in _ops(file)):
+    rules = [pair for file in files for pair in _rules(file)]
+    for place, op in (named for rule, at in rules for named in _ops(rule, at)):
         library = op.partition("::")[0]
         if not is_glob(library) and library not in libraries:
             notes.append(f"{place}: {op!r} was not looked up: no library {library!r} is loaded here")
@@ -45,33 +46,19 @@ def unknown_ops(files: Collection[Path], names: Collection[str]) -> UnknownOps:
             near = (packets if "." not in op else names) if len(mistakes) < _SEARCHES else ()
             hint = nearest(op, [name for name in near if name.startswith(f"{library}::")])
             mistakes.append(f"{place}: the installed torch has no op {op!r}{hint}")
-    mistakes += [line for file in files for line in _unknown_arguments(file)]
+    mistakes += [f"{at(*path)}: {mistake}" for rule, at in rules for path, mistake in unknown_arguments(rule)]
     return UnknownOps(tuple(mistakes), tuple(notes))
 
 
-def _ops(file: Path) -> Iterator[tuple[str, str]]:
-    """Yield the place and the canonical name of each op that a rule of ``file`` names, and that may exist here."""
-    text = file.read_text(encoding="utf-8")
-    rules: list[dict[str, Any]] = tomllib.loads(text).get("rule", [])
-    lines = index_lines(text)
-    for at, rule in enumerate(rules):
-        if not _is_for_this_torch(rule.get("torch")):
-            continue
-        for key in ("ops", "read_by"):
-            for item, op in enumerate(rule.get(key, [])):
-                yield f"{shown(file)}:{lines.line(('rule', at, key, item))}", canonical(op)
-
-
-def _unknown_arguments(file: Path) -> Iterator[str]:
-    """Yield a line for each argument that a rule of ``file`` names and that its ops do not have, as compiling does."""
-    from fxamp.passes.shared.rule_arguments import unknown_arguments  # which imports torch
-
+def _rules(file: Path) -> Iterator[tuple[Rule, Callable[..., str]]]:
+    """Yield the rules of ``file`` for this torch, each with a function that returns the place of one of its keys."""
     lines = index_lines(file.read_text(encoding="utf-8"))
     for at, rule in enumerate(read(file).rules):
-        if isinstance(rule, Rule) and _is_for_this_torch(rule.torch):
-            for path, mistake in unknown_arguments(rule):
-                yield f"{shown(file)}:{lines.line(('rule', at, *path))}: {mistake}"
+        if isinstance(rule, Rule) and (rule.torch is None or holds(rule.torch, installed_torch_version())):
+            yield rule, lambda *key, at=at: f"{shown(file)}:{lines.line(('rule', at, *key))}"
 
 
-def _is_for_this_torch(condition: str | None) -> bool:
-    return condition is None or holds(condition, installed_torch_version())
+def _ops(rule: Rule, at: Callable[..., str]) -> Iterator[tuple[str, str]]:
+    for key in ("ops", "read_by"):
+        for item, op in enumerate(getattr(rule, key, ())):
+            yield at(key, item), op

@@ -175,7 +175,8 @@ def test_operands_are_what_the_kernel_rounds(recipe: Recipe, op: str, monkeypatc
         patched.setattr(float4, "packed", rounded.pack)
         scaled_linear(input, weight, None, recipe, torch.bfloat16).backward(gradient)
     operand_values = [
-        (operand.dtype, operand.scaled(values_by_name[operand.value])) for operand in operands(product, recipe)
+        (getattr(torch, operand.form.dtype), operand.scaled(values_by_name[operand.value]))
+        for operand in operands(product, recipe)
     ]
     assert all(any(same(one, other) for other in rounded.values) for one in operand_values)
     assert all(any(same(one, other) for other in operand_values) for one in rounded.values)

@@ -234,6 +234,17 @@ def test_mistakes_are_one_line_and_nothing_is_counted(
     assert simulated() == 0
 
 
+def test_a_base_whose_step_launches_no_kernel_is_a_mistake(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    simulated: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Counting, "_ask", lambda *_: Count((), {}, (), 0, 0, 0, Peak(0)))
+    status, out, err = run(capsys, "fit", model(tmp_path))
+    assert (status, out) == (2, "") and "a step launches no kernel on a GPU; accepted:" in err
+
+
 def test_a_model_without_inputs_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, MODEL.replace("{layers}", "1").replace("inputs =", "batches ="))
     assert "it defines no inputs, which the count takes" in mistake(main, ["fit", file], capsys)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import module_path
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Kept, Kernel, Peak
 from fxamp.tools.bench.cost.peak import peak
@@ -158,7 +159,7 @@ def _kept(gm: GraphModule) -> list[Kept]:
     for node in output.args[0][metadata.num_forward_returns :]:
         value = node.meta.get("val") if isinstance(node, Node) and node.op != "placeholder" else None
         if isinstance(value, Tensor) and value.device.type != "cpu":
-            dtype, storage = str(value.dtype).removeprefix("torch."), value.untyped_storage()
-            where = schedule.module_of(node), schedule.source(node)
+            dtype, storage = schedule.word(value.dtype), value.untyped_storage()
+            where = module_path(node), schedule.source(node)
             storages[storage._cdata] = Kept(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)
     return sorted(storages.values(), key=lambda value: -value.bytes)

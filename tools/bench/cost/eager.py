@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from fxamp.tools.bench.cost.count import Access, Kernel
+from fxamp.tools.bench.cost.schedule import word
 from fxamp.tools.common.running_ops import RunningOps
 from fxamp.torch_private.parts.fx import TracingContext
 
@@ -38,7 +39,7 @@ class EagerOps(RunningOps):  # type: ignore[no-untyped-call]
 
 def _accesses(values: Any) -> tuple[Access, ...]:
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-    return tuple(Access("", tensor.nbytes, str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+    return tuple(Access("", tensor.nbytes, word(tensor.dtype)) for tensor in tensors)
 
 
 def _leaves_device(args: Any, result: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fxamp.graph import module_path
 from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
 from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
@@ -165,4 +166,4 @@ def _place(origin: Node | None) -> tuple[str, str, str]:
         return "", "", ""
     while origin.target in (operator.getitem, prims.inductor_force_stride_order.default) and origin.all_input_nodes:
         origin = origin.all_input_nodes[0]
-    return schedule.op(origin), schedule.module_of(origin), schedule.source(origin)
+    return schedule.op(origin), module_path(origin), schedule.source(origin)

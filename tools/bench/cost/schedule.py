@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from fxamp.graph import source_frames
 from fxamp.tools.bench.cost.count import HOST_COPY, Access, Kernel
 
 #: GraphLowering and scheduler nodes of Inductor; torch gives them no stable types.
@@ -118,16 +119,8 @@ def op(origin: Node) -> str:
 
 def source(node: Node) -> str:
     """``file:line`` of the innermost frame that a node comes from; ``""`` if nothing tells."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
-
-
-def module_of(node: Node) -> str:
-    """The path of the innermost module that a node comes from; ``""`` if nothing tells."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    innermost = list(stack.values())[-1:] if isinstance(stack, dict) else []
-    path = str(innermost[0][0]) if innermost else ""
-    return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", re.sub(r"_modules\['(\w+)'\]", r"\1", path)).removeprefix("L.self.")
+    frames = source_frames(node)
+    return f"{frames[-1].file}:{frames[-1].line}" if frames else ""
 
 
 def _moved(graph: Lowering, node: Scheduled, accesses: Mapping[str, int], side: str) -> dict[str, int]:

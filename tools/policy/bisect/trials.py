@@ -9,11 +9,20 @@ import torch
 from fxamp.errors import ListingError
 from fxamp.graph_text import KeptValue
 from fxamp.policy import Policy
-from fxamp.policy.model.site import KEPT
 from fxamp.reports import registry
 from fxamp.tools.common.progress import bar
 from fxamp.tools.common.silence import quiet, unlogged
-from fxamp.tools.inputs.measurement import Batch, Copy, Results, Start, failure, relative, run_compiled, under_policy
+from fxamp.tools.inputs.measurement import (
+    Batch,
+    Copy,
+    Results,
+    Start,
+    failure,
+    lowering_of,
+    relative,
+    run_compiled,
+    under_policy,
+)
 from fxamp.tools.policy.batches import Workload
 from fxamp.tools.policy.bisect.units import KEPT_AS_IS, OUT_OF_FP8, Unit, Widening, with_units
 from fxamp.tools.policy.places import ModuleOp, watched
@@ -150,11 +159,9 @@ class Trials:
         )
 
     def _under(self, policy: Policy) -> Results:
-        lowered = any(policy.has_rules_for(region) for region in ("backward", KEPT))
-        lowering = "aot_eager" if lowered else "eager"
         # Silence the warning about a rule that matches no op: most graphs contain only some of the units.
         with unlogged():
-            return under_policy(self.work.file, self._copy(), policy, lowering, self._start, self._beside)[0]
+            return under_policy(self.work.file, self._copy(), policy, lowering_of(policy), self._start, self._beside)[0]
 
 
 def _named(units: Sequence[Unit], wide: str) -> str:

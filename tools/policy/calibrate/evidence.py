@@ -186,7 +186,7 @@ class _Graph:
 def _scaled(use: Use) -> Iterator[Scaled]:
     for operand in use.operands:
         assert use.recipe is not None
-        yield Scaled(use.place, use.recipe, operand, Range(Format.of(operand.dtype)))
+        yield Scaled(use.place, use.recipe, operand, Range(Format.of_name(operand.form.dtype)))
 
 
 def _into(ranges: dict[str, tuple[Range, Range]], scaled: Sequence[Scaled]) -> Show:
@@ -210,7 +210,7 @@ class _Watcher:
         self.gradients = gradients
         self.graphs: list[_Graph] = []
         self._policy = policy
-        self._format = Format.of(getattr(torch, policy.lower_precision_fp))
+        self._format = Format.of_name(policy.lower_precision_fp)
         self._handles: list[RemovableHandle] = []
 
     def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

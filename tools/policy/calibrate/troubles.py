@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import frexp
 
 import torch
 
@@ -81,4 +82,4 @@ def fitting_shift(samples: Sequence[Sample], init_scale: float) -> int:
 
 def exponent(scale: float) -> int:
     """Return the exponent of the largest power of two not above ``scale``."""
-    return int(torch.frexp(torch.tensor(min(scale, FLOAT32_MAX), dtype=torch.float64))[1]) - 1
+    return frexp(min(scale, FLOAT32_MAX))[1] - 1

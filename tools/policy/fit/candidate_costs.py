@@ -6,15 +6,14 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from torch import nn
-
-from fxamp.errors import FxampError
+from fxamp.errors import FxampError, ListingError
 from fxamp.policy import Policy
 from fxamp.policy.model.optimizer_table import OptimizerPrecision
 from fxamp.tools.bench.cost.rates import Rates
 from fxamp.tools.bench.cost.row import Row, extrapolated
 from fxamp.tools.common.formatting import size
 from fxamp.tools.common.progress import bar
+from fxamp.tools.inputs.measurement import state_of
 from fxamp.tools.policy.fit.candidates import LOSS_ONLY, Candidate
 from fxamp.tools.policy.fit.counts import Counting, Form
 from fxamp.tools.policy.fit.depth import DEPTHS
@@ -49,7 +48,7 @@ class Price:
 
     def summary(self, base: "Price") -> str:
         """Return memory, time and error, the latter two over those of ``base``."""
-        time = f"{self.milliseconds / base.milliseconds:.3f} of the time" if base.milliseconds else "no time"
+        time = f"{self.milliseconds / base.milliseconds:.3f} of the time"
         error = f"{self.error / base.error:.3f} of the error" if base.error else f"an error of {self.error:.1e}"
         return f"{size(round(self.memory))}, {time}, {error}"
 
@@ -101,6 +100,8 @@ class Pricing:
                 try:
                     error = self.measuring.error(as_run_on(self.measuring.work.device(), _whole(candidate.policy)))
                     price = replace(self._price(candidate.policy, counts), error=error)
+                    if not price.milliseconds:
+                        raise ListingError("a step launches no kernel on a GPU; accepted: a model that computes")
                 except FxampError as failed:
                     if candidate is candidates[0]:
                         raise
@@ -116,7 +117,7 @@ class Pricing:
         return self._price(policy, self._counts(policy, batch)).memory
 
     def _check_depth(self, policy: Policy) -> None:
-        """Count the whole model where it does not run with fewer layers."""
+        """Fall back to counting the whole model if it does not run with fewer layers."""
         try:
             self._counts(policy)[0].result()
         except FxampError as failed:
@@ -140,9 +141,7 @@ class Pricing:
 
     def _parameters(self) -> tuple[float, float]:
         """Return the bytes of the parameters that are trained, and of all other state of the model."""
-        if not isinstance(self.model, nn.Module):
-            return 0.0, 0.0
-        every = [*self.model.parameters(), *self.model.buffers()]
+        every = state_of(self.model)
         trained = sum(value.nbytes for value in every if value.requires_grad)
         return float(trained), float(sum(value.nbytes for value in every) - trained)
 

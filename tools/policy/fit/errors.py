@@ -13,9 +13,8 @@ from torch import nn
 
 from fxamp.errors import ListingError
 from fxamp.policy import Policy
-from fxamp.policy.model.site import KEPT
 from fxamp.tools.common.silence import quiet, unlogged
-from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, real, relative
+from fxamp.tools.inputs.measurement import Batch, Copy, Results, each_under_policy, failure, lowering_of, real, relative
 from fxamp.tools.policy.batches import Workload
 
 DRAWS = 2
@@ -40,19 +39,16 @@ class Measuring:
 
     def _errors(self, policy: Policy) -> list[float]:
         """Return the error of each draw; the model is compiled once."""
-        lowering, work = self.lowering(policy), self.work
-        copy = Copy.of(work.model, self.batches)
+        work, copy = self.work, Copy.of(self.work.model, self.batches)
         draws = [_nearby(copy.model, draw) for draw in self.draws]
         with unlogged():
-            outcomes = each_under_policy(work.file, copy, policy, lowering, work.start, draws, work.loss.function)
+            outcomes = each_under_policy(
+                work.file, copy, policy, lowering_of(policy), work.start, draws, work.loss.function
+            )
         pairs = [(results, self._float64(draw)) for (results, _), draw in zip(outcomes, self.draws, strict=True)]
         return [
             relative([*results.gradients_of(exact).values()], [*exact.gradients.values()]) for results, exact in pairs
         ]
-
-    def lowering(self, policy: Policy) -> str:
-        """Return the lowering that runs ``policy`` whole, and torch's own kernels and backward where that is enough."""
-        return "aot_eager" if any(policy.has_rules_for(region) for region in ("backward", KEPT)) else "eager"
 
     def _float64(self, draw: int) -> Results:
         """Return the gradients in float64. Raises ListingError if there are none, or none that are finite."""
