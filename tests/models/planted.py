@@ -6,6 +6,7 @@ The graphs are those that a lowering runs: a forward under "eager", a backward o
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fxamp.graph import writes
 from fxamp.nonfinite import participant
 from fxamp.nonfinite.flow import Flow
 from fxamp.nonfinite.origins import Readings
@@ -59,10 +60,14 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run measured, and whether each of its floating results is finite."""
+    """A run of a graph: what it measured, whether each floating result is finite, and who made what is not.
+
+    ``makers``: the nodes whose ops return what is not finite although all that they read is, in the order of the graph.
+    """
 
     numbers: list[float]
     finite: list[bool]
+    makers: list[str]
 
 
 @dataclass
@@ -78,12 +83,26 @@ class Watched:
     ops: list[Node]
     data: list[Node]
 
-    def run(self, fault: "Fault | None" = None, mode: "FirstOp | None" = None) -> Ran:
-        """Run the graph op by op on copies of its inputs."""
-        args = pytree.tree_map_only(Tensor, lambda value: value.detach().clone(), self.args)
+    @cached_property
+    def _clean(self) -> "_Run":
+        return self._whole(None)
+
+    def _whole(self, fault: "Fault | None") -> "_Run":
+        run = _Run(self.gm, fault)
+        run.run(*_copies(self.args), enable_io_processing=False)
+        return run
+
+    def run(self, fault: "Fault | None" = None) -> Ran:
+        """Run the graph op by op; with a fault, only what depends on it, unless ops write to their inputs."""
         with torch.no_grad():
-            *results, numbers = pytree.tree_leaves(_Run(self.gm, fault, mode).run(*args))
-        return Ran(numbers.tolist(), [_finite(result) for result in results])
+            if fault is None:
+                run = self._clean
+            elif any(map(writes, self.gm.graph.nodes)):
+                run = self._whole(fault)
+            else:
+                run = self._clean.again(fault)
+        *results, numbers = pytree.tree_leaves(run.env[self.gm.graph.output_node()])
+        return Ran(numbers.tolist(), [_finite(result) for result in results], run.makers)
 
     def place_of(self, name: str) -> tuple[object, object]:
         """The op of the forward that the node called ``name`` belongs to, else the node itself, and its line."""
@@ -126,47 +145,45 @@ class Fault:
                 return
 
 
-class FirstOp(TorchDispatchMode):
-    """The nodes whose ops return what is not finite although all that they read is, op by op in eager mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.node = ""
-        self.makers: list[str] = []
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        read = _finite((args, kwargs))
-        result = op(*args, **(kwargs or {}))
-        if read and not _finite(result):
-            self.makers.append(self.node)
-        return result
-
-
 def _finite(values: Any) -> bool:
     tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    with torch.utils._python_dispatch._disable_current_modes():
-        return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 class _Run(Interpreter):
-    """Runs a graph node by node, with one fault, and tells ``mode`` which node runs."""
+    """Runs a graph node by node, and notes in ``makers`` the nodes that make what is not finite from what is."""
 
-    def __init__(self, gm: GraphModule, fault: Fault | None, mode: FirstOp | None) -> None:
-        super().__init__(gm)
-        self._fault, self._mode = fault, mode
+    def __init__(self, gm: GraphModule, fault: Fault | None) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self.makers: list[str] = []
+        self._fault = fault
+        self._finite: dict[Node, bool] = {}
 
     def run_node(self, n: Node) -> Any:
-        if self._mode is None or n.op not in ("call_function", "placeholder"):
-            return self._with_fault(n)
-        self._mode.node = n.name
-        with self._mode:
-            return self._with_fault(n)
+        return self._judged(n, super().run_node(n))
 
-    def _with_fault(self, n: Node) -> Any:
-        result = super().run_node(n)
+    def _judged(self, n: Node, result: Any) -> Any:
+        """The result of ``n`` with its fault."""
         if self._fault is not None and n.name == self._fault.node:
             self._fault.plant(result)
+        self._finite[n] = _finite(result)
+        if not self._finite[n] and n.op != "output" and all(self._finite[source] for source in n.all_input_nodes):
+            self.makers.append(n.name)
         return result
+
+    def again(self, fault: Fault) -> "_Run":
+        """A run with a fault, which takes from this one the values of the nodes that do not depend on it."""
+        run = _Run(self.module, fault)
+        faulty = next(node for node in self.module.graph.nodes if node.name == fault.node)
+        changed = {faulty}
+        for node in self.module.graph.nodes:
+            if not changed.isdisjoint(node.all_input_nodes):
+                changed.add(node)
+        env = {node: value for node, value in self.env.items() if node not in changed}
+        run._finite = {node: self._finite[node] for node in env}
+        env[faulty] = run._judged(faulty, _copies(self.env[faulty]))
+        run.run(initial_env=env, enable_io_processing=False)
+        return run
 
 
 @contextmanager
@@ -211,13 +228,11 @@ def misnamed(graphs: Sequence[Watched], kind: str) -> tuple[int, list[str]]:
     """
     reached, wrong = 0, []
     for graph in graphs:
-        clean, before = FirstOp(), graph.run()
-        graph.run(mode=clean)
+        clean = graph.run()
         for node in graph.data if kind in DATA else graph.ops:
-            mode = FirstOp()
-            ran = graph.run(Fault(node.name, kind), mode)
-            makers = [maker for maker in mode.makers if maker not in clean.makers]
-            if not makers or ran.finite == before.finite:
+            ran = graph.run(Fault(node.name, kind))
+            makers = [maker for maker in ran.makers if maker not in clean.makers]
+            if not makers or ran.finite == clean.finite:
                 continue
             reached += 1
             named = graph.named(ran)
