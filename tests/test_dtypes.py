@@ -10,6 +10,8 @@ import torch
 from fxamp import dtypes
 from fxamp.devices import DEVICES
 from fxamp.dtypes import DTYPES
+from fxamp.graph import dtype_name
+from fxamp.graph_text.model import FLOATS, ITEM_BYTES
 from fxamp.policy import built_in_names
 from fxamp.torch_dtypes import HALVES, NARROW
 
@@ -54,3 +56,12 @@ def _word(item: ast.expr) -> object:
         return item.value
     is_torch = isinstance(item, ast.Attribute) and isinstance(item.value, ast.Name) and item.value.id == "torch"
     return item.attr if is_torch else None
+
+
+def test_listings_know_the_bytes_of_every_dtype() -> None:
+    """By the names that graphs print; torch prints none for quantized dtypes and for those of fewer than 8 bits."""
+    dtypes = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and "bits" not in str(dtype)]
+    names = {dtype_name(dtype): dtype for dtype in dtypes if dtype_name(dtype) != str(dtype).removeprefix("torch.")}
+    assert {"f8e5m2", "u16", "c32"} < set(names)
+    assert {name: ITEM_BYTES.get(name) for name in names} == {name: dtype.itemsize for name, dtype in names.items()}
+    assert {name for name, dtype in names.items() if dtype.is_floating_point} == FLOATS

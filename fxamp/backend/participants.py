@@ -83,7 +83,7 @@ class Participants:
         for member in reversed(self.members):
             partitioner = member.partition(partitioner, self.options.lowering)
         trained = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
-        return _after_marking(partitioner) if trained and torch.is_grad_enabled() else partitioner
+        return saving_overwritten(partitioner) if trained and torch.is_grad_enabled() else partitioner
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
         """Return the compiler for the forward, which calls ``compiler`` after the changes."""
@@ -125,8 +125,8 @@ class Participants:
         return compile_observed
 
 
-def _after_marking(partitioner: Partitioner) -> Partitioner:
-    """Return ``partitioner``, which then saves what the forward computes from inputs that it writes to."""
+def saving_overwritten(partitioner: Partitioner) -> Partitioner:
+    """Return ``partitioner`` such that it saves what the forward computes from inputs that it writes to."""
 
     def partition(gm: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
         mode = mode_of(gm)

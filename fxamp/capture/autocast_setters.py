@@ -111,8 +111,10 @@ def _setters(gm: GraphModule) -> list[Node]:
 
 def _set(node: Node, states: AutocastStates) -> AutocastStates:
     """Return the state that a call sets; without a device it is that of "cuda"."""
-    *devices, value = (*node.args, *node.kwargs.values())
-    device: Any = devices[0] if devices else "cuda"
+    name = "enabled" if node.target is torch.set_autocast_enabled else "dtype"
+    value: Any = node.kwargs[name] if name in node.kwargs else node.args[-1]
+    device: Any = "cuda"
+    if len(node.args) + len(node.kwargs) == 2:
+        device = node.kwargs["device_type"] if "device_type" in node.kwargs else node.args[0]
     enabled, dtype = states[device]
-    new: Any = (value, dtype) if node.target is torch.set_autocast_enabled else (enabled, value)
-    return {device: new}
+    return {device: (value, dtype) if name == "enabled" else (enabled, value)}

@@ -5,26 +5,12 @@ from torch.fx import Graph, GraphModule, Node
 
 from fxamp.graph.nodes import op_name, subgraphs
 from fxamp.graph_text.model import short_op
-
-_SHORT = {
-    torch.float64: "f64",
-    torch.float32: "f32",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "b8",
-}
+from fxamp.torch_private.parts.fx import dtype_abbrs
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the short name in torch's printed graphs: ``f32``, ``bf16``, ``i64``, ...; else the full name."""
-    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+    """Return the short name in torch's printed graphs: ``f32``, ``bf16``, ``f8e4m3fn``, ...; else the full name."""
+    return dtype_abbrs.get(dtype, str(dtype).removeprefix("torch."))
 
 
 def _value(value: object) -> str:

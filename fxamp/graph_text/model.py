@@ -29,6 +29,8 @@ ITEM_BYTES = {
     "f8e5m2": 1,
     "f8e4m3fnuz": 1,
     "f8e5m2fnuz": 1,
+    "f8e8m0fnu": 1,
+    "f4e2m1fnx2": 1,
 }
 
 #: Ops that cast a tensor: as captured in a forward, and as AOTAutograd writes it in a backward.
@@ -38,7 +40,9 @@ FP8 = ("fp8", "mxfp8", "nvfp4")
 """What :attr:`Entry.runs_in` says of products in 8 or 4 bits."""
 
 
-FLOATS = frozenset({"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"})
+FLOATS = frozenset(
+    {"f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fnx2"}
+)
 
 
 def short_op(op: str) -> str:

@@ -113,13 +113,17 @@ class Report:
     def _nothing(self) -> list[str]:
         if not self.skipped and not self.ended and not self.limited:
             return [_NOTHING]
-        reasons = self._skips() if self.skipped else [_ENDED, *(f"  {function}" for function in self.ended)]
+        reasons = []
+        if self.skipped:
+            reasons += [_SKIPPED, *self._skips()]
+        elif self.ended:
+            reasons += [_ENDED, *(f"  {function}" for function in self.ended)]
         if self.limited:
-            reasons = [_LIMITED, *self._limits()]
+            reasons += [_LIMITED, *self._limits()]
         return ["0 graphs: fxamp compiled none of it.", "", *reasons]
 
     def _skips(self) -> list[str]:
-        return [_SKIPPED, *(f"  {function}" for function in self.skipped)]
+        return [f"  {function}" for function in self.skipped]
 
     def _limits(self) -> list[str]:
         return [*(f"  {function}" for function in self.limited), f"  {REMEDIES}"]
@@ -145,7 +149,7 @@ class Report:
         if breaks:
             notes.append(("The program continues outside a graph (a graph break):", breaks))
         if self.skipped:
-            notes.append((_SKIPPED, self._skips()[1:]))
+            notes.append((_SKIPPED, self._skips()))
         if self.limited:
             notes.append((_LIMITED, self._limits()))
         if self.outside:

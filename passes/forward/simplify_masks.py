@@ -101,6 +101,8 @@ def _is_causal(mask: Node, scope: Scope) -> bool | None:
             return None
         if keeps.all():
             return False
+        if keeps.dim() < 2:
+            return None
         rows, columns = keeps.shape[-2:]
         square = torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()
         return True if rows == columns and torch.equal(keeps, square.expand_as(keeps)) else None

@@ -2,10 +2,8 @@
 
 1. A forward value that such a rule covers is marked, together with the call that computes it. The partitioner then
    saves the inputs of these calls instead.
-2. Random ops are never marked: recomputing them would return other numbers. Marks that a checkpoint of the program has
-   set do not change; results and inputs are not marked.
-3. Nor are values computed from memory that the forward writes to at its end, such as a buffer: the backward would read
-   what was written. Running statistics of a batch norm in training are not read.
+2. Random ops are never marked: recomputing them would return other numbers. Marks that mark-overwritten or a
+   checkpoint of the program has set do not change; results and inputs are not marked.
 """
 
 import operator
@@ -13,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -37,7 +34,7 @@ class MarkRecomputed(TracedPass[CastContext]):
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         marked = 0
         returned: Any = graph_output(gm.graph).args[0]
-        there = {owner(node) for node in returned[: self.results] if isinstance(node, Node)} | _overwritten(gm)
+        there = {owner(node) for node in returned[: self.results] if isinstance(node, Node)}
         for node in _forward_values(gm):
             if node in there or PARTITIONERS_MARK in node.meta:
                 continue
@@ -53,16 +50,6 @@ def _forward_values(gm: GraphModule) -> Iterator[Node]:
         mine = node.op == "call_function" and tensor_value(node) is not None and not in_backward(node)
         if mine and owner(node) is node:
             yield node
-
-
-def _overwritten(gm: GraphModule) -> set[Node]:
-    """Return the inputs that the graph writes to, and what is computed from them (3)."""
-    copies = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    found = {node.args[0] for node in copies}
-    for node in gm.graph.nodes:
-        if not found.isdisjoint(node.all_input_nodes) and "batch_norm" not in str(node.target):
-            found.add(node)
-    return found
 
 
 def _call(node: Node) -> Node:

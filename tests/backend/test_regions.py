@@ -151,6 +151,16 @@ def another_dtype(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return half, x @ w
 
 
+def by_keywords(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    torch.set_autocast_enabled(enabled=False, device_type="cpu")
+    exact = x @ w
+    torch.set_autocast_enabled("cpu", enabled=True)
+    torch.set_autocast_dtype(dtype=torch.float16, device_type="cpu")
+    half = x @ w
+    torch.set_autocast_dtype("cpu", dtype=torch.bfloat16)
+    return exact, half, x @ w
+
+
 def inside_regions(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     with torch.autocast("cpu", torch.float16):
         first = x @ w
@@ -183,7 +193,7 @@ def switched_on(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 SETTERS = [
-    *(switched_off, another_dtype, left_to_the_next_graph, switched_on),
+    *(switched_off, another_dtype, by_keywords, left_to_the_next_graph, switched_on),
     pytest.param(inside_regions, marks=needs_setters_of_autocast),
 ]
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,7 +124,10 @@ def test_a_function_that_is_skipped(caplog: pytest.LogCaptureFixture) -> None:
     assert "loops is compiled with fxamp" in message and f": loops: {REASON}" in message
     (skipped,) = fxamp.report(compiled).skipped
     assert skipped in message and "breaking_loops.py:" in skipped
-    assert str(fxamp.report(compiled)).startswith("0 graphs: fxamp compiled none of it.\n")
+    report = fxamp.report(compiled)
+    assert str(report).startswith("0 graphs: fxamp compiled none of it.\n")
+    both = str(replace(report, limited=("f.py:1: f",)))
+    assert skipped in both and "  f.py:1: f" in both
 
 
 def test_what_is_skipped_after_a_graph_break_is_reported() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fxamp.backend.keep_rules import KeepRules
+from fxamp.backend.participants import saving_overwritten
 from fxamp.capture.fakes import fake_inputs
 from fxamp.graph import strip_values
 from fxamp.graph_text import KeptValue
@@ -29,6 +30,7 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
 
     importlib.import_module("torch._inductor.lowering")  # decompositions of pooling expect it to be there
 
+    decompositions = select_decomp_table()
     rules, values = KeepRules(policy, inspected=True), list[KeptValue]()
 
     def partition(joint: GraphModule, inputs: Sequence[Any], **more: Any) -> tuple[GraphModule, GraphModule]:
@@ -47,7 +49,10 @@ def kept_values(gm: GraphModule, inputs: Sequence[Any], policy: Policy) -> tuple
     strip_values(gm)
     with without_autocast():
         lowered = dynamo_backends.aot_autograd(
-            fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition, decompositions=select_decomp_table()
+            fw_compiler=compiler,
+            bw_compiler=compiler,
+            partition_fn=saving_overwritten(partition),
+            decompositions=decompositions,
         )
         lowered(gm, fake_inputs(inputs)[0])
     return tuple(values)

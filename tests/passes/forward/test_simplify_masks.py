@@ -109,6 +109,17 @@ def test_other_masks_stay(mask: str) -> None:
     bench_of(OTHERS[mask]).assert_unchanged_by(SimplifyMasks())
 
 
+def test_a_mask_of_one_dimension_stays() -> None:
+    """Only the kernel that computes the scores takes it: queries have three dimensions."""
+
+    def program(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=positions() < LENGTH - 1)
+
+    bench = workbench(program, X[0])
+    bench.context = replace(bench.context, any_attention_kernel=True)
+    bench.assert_unchanged_by(SimplifyMasks())
+
+
 def test_golden() -> None:
     bench = bench_of(CAUSAL["two dimensions"])
     assert bench.golden("simplify-masks", SimplifyMasks()).modified == 1

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.passes.base import Context
 from fxamp.passes.partition.mark_overwritten import MarkOverwritten
+from fxamp.policy import Policy, Rule
 
 aten = torch.ops.aten
 
@@ -124,14 +126,17 @@ def gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[Tensor
 
 
 @pytest.mark.parametrize("update", [added, detached, old_value, copied])
+@pytest.mark.parametrize("rules", [(), (Rule("again", keep="recompute", region="kept", ops=("*",)),)])
 @pytest.mark.parametrize("policy", ["cpu-bfloat16", "cpu-bfloat16-lean"])
 @pytest.mark.parametrize("lowering", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
 def test_an_update_is_in_the_gradients_once(
-    update: Callable[[Tensor, Tensor], Tensor], policy: str, lowering: str
+    update: Callable[[Tensor, Tensor], Tensor], rules: tuple[Rule, ...], policy: str, lowering: str
 ) -> None:
     model = Averaging(update)
     twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options={"policy": policy, "lowering": lowering})
+    policies = Policy.load(policy)
+    policies = replace(policies, rules=(*rules, *policies.rules))
+    twin.compile(backend="fxamp", options={"policy": policies, "lowering": lowering})
     ours, theirs = gradients(twin), gradients(model, torch.bfloat16)
     assert len(ours) == 5
     if lowering == "aot_eager":
