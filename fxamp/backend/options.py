@@ -80,7 +80,7 @@ def option_names() -> tuple[str, ...]:
 
 def _policy(value: Any) -> str | Policy:
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     if isinstance(value, (str, Policy)):
         return value
     raise _wrong_kind("policy", value, '"auto", a built-in name, a path to a .toml file, or an fxamp.Policy')
