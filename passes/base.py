@@ -143,26 +143,3 @@ class TracedPass(Pass[ContextT]):
     def relies(self, reader: Node) -> bool:
         """Whether ``reader`` must read the strides that it was traced with."""
         return True
-
-
-@dataclass(frozen=True)
-class PassSequence(Pass[ContextT]):
-    """A sequence of passes; it is itself a pass, so sequences can contain sequences."""
-
-    title: str
-    passes: tuple[Pass[ContextT], ...]
-    name = "sequence"
-
-    def requires(self, gm: GraphModule, context: ContextT) -> str | None:
-        """Return what is missing for the first pass. The runner checks the other passes before each one runs."""
-        return self.passes[0].requires(gm, context) if self.passes else None
-
-    def run(self, gm: GraphModule, context: ContextT) -> Result:
-        return Result(sum(step.run(gm, context).modified for step in self.steps))
-
-    @property
-    def steps(self) -> tuple[Pass[ContextT], ...]:
-        """Return the passes in order, with nested sequences expanded."""
-        return tuple(
-            step for part in self.passes for step in (part.steps if isinstance(part, PassSequence) else [part])
-        )

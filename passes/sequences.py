@@ -5,7 +5,7 @@ from typing import Protocol
 from fxamp.passes.backward.realize_casts import RealizeCasts
 from fxamp.passes.backward.realize_gradients import RealizeGradients
 from fxamp.passes.backward.realize_sums import RealizeSums
-from fxamp.passes.base import CastContext, Context, PassSequence
+from fxamp.passes.base import CastContext, Context, Pass
 from fxamp.passes.forward.annotate_rules import AnnotateRules
 from fxamp.passes.forward.chunk_losses import ChunkLosses
 from fxamp.passes.forward.drop_regions import DropRegions
@@ -32,33 +32,34 @@ from fxamp.passes.step.share_equal import ShareEqual
 from fxamp.passes.step.spread_fills import SpreadFills
 
 #: For the captured graph.
-FORWARD: PassSequence[CastContext] = PassSequence(
-    "forward",
-    (
-        DropResults(),
-        SimplifyMasks(),
-        ExpandComposites(),
-        AnnotateRules(),
-        InsertCasts(),
-        FitConstants(),
-        RestoreOutputs(),
-        FoldCasts(),
-        ChunkLosses(),
-        ScaleLinearLosses(),
-        ScaleProducts(),
-        KeepAutocast(),
-        DropRegions(),
-    ),
+FORWARD: tuple[Pass[CastContext], ...] = (
+    DropResults(),
+    SimplifyMasks(),
+    ExpandComposites(),
+    AnnotateRules(),
+    InsertCasts(),
+    FitConstants(),
+    RestoreOutputs(),
+    FoldCasts(),
+    ChunkLosses(),
+    ScaleLinearLosses(),
+    ScaleProducts(),
+    KeepAutocast(),
+    DropRegions(),
 )
 
 #: For AOTAutograd's forward, after the passes of the participants.
-PARTITIONED_FORWARD: PassSequence[CastContext] = PassSequence("partitioned forward", (AddInPlace(), OverlapCopies()))
+PARTITIONED_FORWARD: tuple[Pass[CastContext], ...] = (AddInPlace(), OverlapCopies())
 
 #: For AOTAutograd's backward, after the passes of the participants (fxamp/backend/participants.py), in this order:
 #: drop-unused-results, cast-backward, scale-backward. Around the partition: mark-overwritten on the joint graph; with
 #: keep rules mark-recomputed on it, then pack-kept on the forward, then unpack-kept on the backward.
-BACKWARD: PassSequence[CastContext] = PassSequence(
-    "backward", (RealizeCasts(), RealizeSums(), RealizeGradients(), AddInPlace(), OverlapCopies())
+BACKWARD: tuple[Pass[CastContext], ...] = (
+    RealizeCasts(),
+    RealizeSums(),
+    RealizeGradients(),
+    AddInPlace(),
+    OverlapCopies(),
 )
 
 
@@ -75,22 +76,19 @@ class StepFlags(Protocol):
 
 def step(
     flags: StepFlags, *, lifted: bool, for_inductor: bool, flat: bool = False, packed: PackState | None = None
-) -> PassSequence[Context]:
+) -> tuple[Pass[Context], ...]:
     """Return the passes for an optimizer's step.
 
     ``flat``: the step of one parameter; the graph must not name its size. ``packed``: how its state is stored.
     ``lifted``: its floats become one tensor. ``for_inductor``: Inductor compiles it.
     """
-    return PassSequence(
-        "step",
-        (
-            DropCopies(),
-            *([SpreadFills()] if flat else []),
-            *([LiftScalars()] if lifted else []),
-            ShareEqual(),
-            *([FoldUnscale(flags.scaled, flags.clipped)] if flags.scaled or flags.clipped else []),
-            *([packed] if packed else []),
-            *([GuardUpdates()] if flags.guarded else []),
-            *([RealizeRoundings(), RealizeScalars()] if for_inductor else []),
-        ),
+    return (
+        DropCopies(),
+        *([SpreadFills()] if flat else []),
+        *([LiftScalars()] if lifted else []),
+        ShareEqual(),
+        *([FoldUnscale(flags.scaled, flags.clipped)] if flags.scaled or flags.clipped else []),
+        *([packed] if packed else []),
+        *([GuardUpdates()] if flags.guarded else []),
+        *([RealizeRoundings(), RealizeScalars()] if for_inductor else []),
     )

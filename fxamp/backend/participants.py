@@ -116,7 +116,7 @@ class Participants:
 
         def compile_observed(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
             if self.policy is not None:
-                run_traced(gm, self.policy, BACKWARD if stage == "backward" else PARTITIONED_FORWARD)
+                run_traced(gm, self.policy, *(BACKWARD if stage == "backward" else PARTITIONED_FORWARD))
             self.observer.partitioned(stage, gm, self.kept)
             compiled = compiler(gm, inputs)
             self.observer.compiled(stage, compiled)

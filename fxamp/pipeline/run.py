@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from fxamp.capture import Captured
 from fxamp.errors import FxampError, PassError
 from fxamp.graph import all_graphs, all_nodes, describe_source, mode_of, verify
-from fxamp.passes.base import CastContext, ContextT, Pass, PassSequence, Result, TracedPass
+from fxamp.passes.base import CastContext, ContextT, Pass, Result, TracedPass
 from fxamp.passes.sequences import FORWARD
 from fxamp.pipeline.layouts import TracedLayouts
 from fxamp.policy import Policy
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -> list[PassRecord]:
     """Rewrite ``captured.module`` in place with ``passes`` in order; return what each did and its time.
 
-    The passes of a sequence run one by one. After each pass that changed a call the graph is verified; the pass's
-    ``ensures`` is checked after each one. A graph of AOTAutograd's keeps the strides that it was traced with. The code
-    of the module is generated once, in the end. Raises PassError, with the pass, the node and the user's source line,
-    if a pass fails or breaks its contract. Errors meant for the user (BannedOpError) are not wrapped.
+    After each pass that changed a call the graph is verified; the pass's ``ensures`` is checked after each one. A graph
+    of AOTAutograd's keeps the strides that it was traced with. The code of the module is generated once, in the end.
+    Raises PassError, with the pass, the node and the user's source line, if a pass fails or breaks its contract. Errors
+    meant for the user (BannedOpError) are not wrapped.
     """
     records: list[PassRecord] = []
     calls = captured_calls = _calls(captured.module)
-    for step in PassSequence("all", passes).steps:
+    for step in passes:
         start = time.perf_counter()
         with dropped_sizes(captured.mode.shape_env), without_saved_tensors_hooks():
             result, calls = _run(step, captured.module, context, [record.name for record in records], calls)
@@ -46,7 +46,7 @@ def run_passes(captured: Captured, context: ContextT, *passes: Pass[ContextT]) -
 
 def cast_graph(captured: Captured, context: CastContext) -> CastGraph:
     """Insert the casts of the policy of ``context`` into ``captured``, in place. Errors as above."""
-    return CastGraph(captured, context, tuple(run_passes(captured, context, FORWARD)))
+    return CastGraph(captured, context, tuple(run_passes(captured, context, *FORWARD)))
 
 
 def run_traced(gm: GraphModule, policy: Policy, *passes: Pass[CastContext]) -> None:

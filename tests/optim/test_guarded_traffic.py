@@ -48,7 +48,7 @@ def test_the_step_reads_16_and_writes_12_bytes_a_parameter_with_unscaling_and_cl
     traced, _, _ = prepared()
     lift = must_lift(traced.module, BOTH)
     passes = step(BOTH, lifted=lift, for_inductor=True)
-    run_passes(Captured(traced.module, traced.mode), Context(traced.mode), passes)
+    run_passes(Captured(traced.module, traced.mode), Context(traced.mode), *passes)
     inputs = [n for n in traced.module.graph.find_nodes(op="placeholder") if n.users and _big(n.meta["val"])]
     written = [n for n in updates(traced.module) if _big(n.meta["val"])]
     elements = COUNT * SHAPE[0] * SHAPE[1]

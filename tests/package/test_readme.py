@@ -107,6 +107,6 @@ def test_its_demo_table_has_the_demos_rows() -> None:
 def test_the_passes_of_the_page_are_those_of_the_sequences_in_their_order() -> None:
     page = (ROOT / "passes/README.md").read_text(encoding="utf-8")
     forward = re.findall(r"^\| ([a-z-]+) \|", page.partition("## The partition")[0], re.MULTILINE)
-    assert [name for name in forward if name != "pass"] == [step.name for step in FORWARD.steps]
+    assert [name for name in forward if name != "pass"] == [step.name for step in FORWARD]
     files = [path.stem.replace("_", "-") for path in (ROOT / "passes").glob("*/*.py") if path.parent.name != "shared"]
     assert [name for name in files if name != "--init--" and name not in page] == []

@@ -58,7 +58,7 @@ def steps_of(blocks: int) -> dict[str, int]:
     counts = {"capture": count_calls(lambda: capture(module, inputs))}
     graph = captured(blocks)
     context = CastContext(graph.mode, POLICY)
-    for step in FORWARD.steps:
+    for step in FORWARD:
         counts[step.name] = count_calls(lambda step=step: run_passes(graph, context, step))
     return counts
 
@@ -74,7 +74,7 @@ def test_show_takes_no_more_for_each_op_of_a_longer_dump(tmp_path: Path, capsys:
     counts = []
     for blocks in (2, *SIZES):
         graph, file = captured(blocks), tmp_path / "graph.py"
-        run_passes(graph, CastContext(graph.mode, POLICY), FORWARD)
+        run_passes(graph, CastContext(graph.mode, POLICY), *FORWARD)
         listing = list_graph(graph.module, stage="cast", policy=POLICY.name, device="cpu")
         file.write_text(write_listing(listing), encoding="utf-8")
         counts.append(count_calls(lambda file=file: show.main([str(file)])))

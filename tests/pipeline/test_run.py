@@ -81,7 +81,7 @@ class Demand(Visit):
 
 
 def test_passes_run_in_order_and_are_recorded() -> None:
-    assert run(Visit(), *FORWARD.steps) == ["visit", *(step.name for step in FORWARD.steps)]
+    assert run(Visit(), *FORWARD) == ["visit", *(step.name for step in FORWARD)]
 
 
 def test_a_failing_pass_is_named_with_the_node_and_the_users_line() -> None:
@@ -108,4 +108,4 @@ def test_a_broken_promise_and_a_missing_condition() -> None:
 
 def test_an_error_for_the_user_passes_through() -> None:
     with pytest.raises(BannedOpError, match="use log instead"):
-        run(*FORWARD.steps, rules=(Rule("no", Category.BANNED, ("exp",), advice="use log instead"),))
+        run(*FORWARD, rules=(Rule("no", Category.BANNED, ("exp",), advice="use log instead"),))

@@ -14,7 +14,7 @@ from fxamp.kernels.dispatch import Implementation, implementation
 from fxamp.optim.errors import NotCompilableError
 from fxamp.optim.precision.state_precision import Precision
 from fxamp.optim.tracing.trace import Traced
-from fxamp.passes.base import Context, PassSequence
+from fxamp.passes.base import Context, Pass
 from fxamp.passes.sequences import step
 from fxamp.passes.step.drop_copies import COPIES
 from fxamp.passes.step.lift_scalars import reads_on_host
@@ -98,10 +98,10 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     return WholeStep(compiled, traced, tuple(places), numbers, source)
 
 
-def rewrite_step(traced: Traced, passes: PassSequence[Context]) -> Stages:
+def rewrite_step(traced: Traced, passes: Sequence[Pass[Context]]) -> Stages:
     """Run the passes on the graph of a step; return where its stages are dumped, as the environment says."""
     gm = traced.module
-    run_passes(Captured(gm, traced.mode), Context(traced.mode), passes)
+    run_passes(Captured(gm, traced.mode), Context(traced.mode), *passes)
     stages = stages_by_environment()
     stages.graph("optimizer", lambda: list_graph(gm, stage="optimizer"))
     return stages
