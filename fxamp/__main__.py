@@ -19,7 +19,7 @@ TOOLS = {
     "fxamp-show": "which dtype each op runs in, why, and what it costs; no GPU needed",
     "fxamp-policy": "lists, checks and explains policies; proposes one from the ranges of your model",
     "fxamp-diff": "how two policies differ: in decisions, on a graph, in error against float64",
-    "fxamp-bench": "time, memory and counted cost beside torch.autocast and GradScaler",
+    "fxamp-bench": "time, memory and counted cost compared with torch.autocast and GradScaler",
 }
 
 

@@ -22,8 +22,8 @@ _OF_PROCESS = ("cudagraphs", "boxed_forward_device_index", "graph_id", "compile_
 class StoredBackward(OutputCode):
     """A backward graph ``gm`` for example ``inputs``, which runs as ``run``.
 
-    ``settings``: Inductor's keyword arguments for the graph. In another process, ``load`` of the block of
-    :func:`~fxamp.torch_private.storing_backwards` makes it run.
+    ``settings``: Inductor's keyword arguments for the graph. Another process makes it runnable with the ``load`` that
+    :func:`~fxamp.torch_private.storing_backwards` yields.
     """
 
     def __init__(self, gm: GraphModule, inputs: Sequence[Any], settings: Mapping[str, Any], run: Boxed) -> None:

@@ -66,7 +66,7 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
 
 
 def _move_placeholders_ahead(graph: Graph) -> None:
-    """Move placeholders ahead of all calls: Dynamo 2.11 puts a size that a selective checkpoint reads behind it."""
+    """Move placeholders ahead of all calls: Dynamo 2.11 puts a size that a selective checkpoint reads after it."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     late = [node for node in graph.find_nodes(op="placeholder", sort=True) if first < node]
     for node in late:

@@ -33,7 +33,7 @@ def op_name(node: Node) -> str:
 
 
 def is_custom(target: object) -> TypeGuard[OpOverload]:
-    """Whether ``target`` is an op of another library than torch: no table says what such an op does with dtypes."""
+    """Whether ``target`` is an op of a library other than torch: no table says what such an op does with dtypes."""
     return isinstance(target, OpOverload) and target.namespace not in ("aten", "prims")
 
 

@@ -82,7 +82,7 @@ def linear_cross_entropy(
         bias: floating ``[C]``, or None.
         target: classes, an integer tensor ``[N]``; or probabilities, a floating one ``[N, C]``.
         class_weight: floating ``[C]``, or None.
-        reduction: 0 for none, 1 for mean, 2 for sum, as ATen has it.
+        reduction: 0 for none, 1 for mean, 2 for sum: ATen's codes.
         ignore_index: rows with this class are ignored; for classes only.
         label_smoothing: from 0 to 1.
         dtype: what ``input``, ``weight`` and ``bias`` are cast to for the products.

@@ -110,7 +110,7 @@ _TAKE = "fxamp_take"
 def _noted(run: Callable[..., Any]) -> Callable[[Take, Sequence[Any]], Any]:
     """Return ``run``, which also records on the autograd node of each run who receives the numbers of its backward.
 
-    The node is found from the results, and from inputs that the graph wrote to, at most one node behind them.
+    The node is found from the results, and from inputs that the graph wrote to, at most one node up the autograd graph.
     """
 
     def call(take: Take, args: Sequence[Any]) -> Any:

@@ -160,7 +160,7 @@ class CompiledOptimizer:
         return None
 
     def has_run(self, options: StepOptions) -> bool:
-        """Whether the optimizer has taken such a compiled step, so that the next one likely is."""
+        """Whether the optimizer's last step was compiled so; then the next one probably is too."""
         return self._in_precision(options) in self._last
 
     def _in_precision(self, options: StepOptions) -> StepOptions:

@@ -64,7 +64,7 @@ class CastBackward(TracedPass[CastContext]):
 
 
 def _covered(node: Node, context: CastContext) -> bool:
-    """Whether a rule applies to the node; if so, record the decision."""
+    """Record the rule that applies to the node; return whether there is one."""
     if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
         return False
     if decision(node) is not None or node.target._schema.is_mutable:

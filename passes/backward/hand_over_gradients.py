@@ -6,7 +6,7 @@
    may be smaller.
 3. A gradient is ready when it has been computed and the graph has read the parameter, directly or through views, for
    the last time, because the receiver may change the parameter. The op declares that it writes to the parameters that
-   the graph reads, so that no compiler moves a read behind it.
+   the graph reads, so that no compiler moves a read past it.
 4. Gradients that are small compared with a group are handed over at the end. Handing them over earlier would save
    nothing, and values computed from their parameters, such as those of norms, would have to be stored first.
 5. An empty call precedes a group with parameters that the graph reads. Inductor delays reads until after the call that

@@ -144,8 +144,8 @@ class _Rebuilder:
 def _views_in_body(pick: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, list[Node]]:
     """Return the value that ``pick``, a result of a checkpoint, is a view of, and the body's calls that make the view.
 
-    The value is an operand or another result of the checkpoint, if need be a new one; for any other node it is the node
-    itself. The calls where gradients are on are added to ``learning``, which holds those of the checkpoint's graph.
+    The value is an operand or another result of the checkpoint, a new one if necessary; for any other node it is the
+    node itself. Calls made with gradients enabled are added to ``learning``, which holds those around the checkpoint.
     """
     owner, index = pick.args if pick.target is operator.getitem else (None, None)
     known = bodies(owner) if isinstance(owner, Node) else []

@@ -194,7 +194,7 @@ def _parts(gradients: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _fits_kernel(node: Node) -> bool:
-    """Whether the kernel takes this gradient: none that is complex, sparse, scaled to the end, or fused."""
+    """Whether the kernel takes this gradient: none that is complex, sparse, fused, or handed out scaled."""
     return not (node.meta["val"].is_complex() or _sparse(node) or _half(node) or _is_fused(node))
 
 

@@ -1,4 +1,4 @@
-"""A loss in chunks beside a trace of what exists: one gradient of the head's weight, and the gradients of one chunk."""
+"""A loss in chunks, and a trace of what exists: one gradient of the head's weight, and the gradients of one chunk."""
 
 import weakref
 from pathlib import Path

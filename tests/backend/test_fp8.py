@@ -80,7 +80,7 @@ def test_linear_layers_are_torchaos(recipe: str, lowering: str) -> None:
 
 
 class Head(Layers):
-    """Beside what runs in fp8: a head, a layer of odd size, and a product of activations."""
+    """Besides what runs in fp8: a head, a layer of odd size, and a product of activations."""
 
     def __init__(self) -> None:
         super().__init__()

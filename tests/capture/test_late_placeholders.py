@@ -1,4 +1,4 @@
-"""Dynamo 2.11 puts a size that a selective checkpoint reads behind the checkpoint, among the calls."""
+"""Dynamo 2.11 puts a size that a selective checkpoint reads after the checkpoint, among the calls."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

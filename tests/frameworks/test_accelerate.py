@@ -1,4 +1,4 @@
-"""fxamp.frameworks.accelerate beside Accelerate's own mixed precision, in the same loop."""
+"""fxamp.frameworks.accelerate compared with Accelerate's own mixed precision, in the same loop."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

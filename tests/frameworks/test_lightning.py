@@ -1,4 +1,4 @@
-"""fxamp.frameworks.lightning beside Lightning's own mixed precision."""
+"""fxamp.frameworks.lightning compared with Lightning's own mixed precision."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""fxamp.frameworks.transformers beside the Trainer's own mixed precision."""
+"""fxamp.frameworks.transformers compared with the Trainer's own mixed precision."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The chunked loss that also returns the log-sums of its logits, beside torch's own in float64."""
+"""The chunked loss that also returns the log-sums of its logits, compared with torch's own in float64."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The chunked loss beside torch's own in float64: every form, whoever makes the gradients, eagerly and traced."""
+"""The chunked loss and torch's own in float64: every form, whoever makes the gradients, eagerly and traced."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Ops of torch's own database of samples, behind a matrix product, as eager autocast runs them: results and gradients.
+"""Ops of torch's own database of samples, after a matrix product, as eager autocast runs them: results and gradients.
 
 Torch's own "aot_eager" under autocast is the control: it says what any compiler changes, and what Dynamo cannot trace.
 """

@@ -131,7 +131,7 @@ def test_batches_of_other_sizes_and_parts_between_breaks_are_measured(lowering: 
 
 @pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
 def test_targets_that_a_break_parts_from_their_where_are_no_alarm(lowering: str) -> None:
-    """What has no gradient beside what has one is judged where it is read; alone it is judged as it is."""
+    """What has no gradient next to what has one is judged where it is read; alone it is judged as it is."""
 
     def masked(h: Tensor, read: bool = False) -> Tensor:
         targets, h = (h.detach() - 2).sqrt(), h * 1

@@ -1,4 +1,4 @@
-"""Compiled steps behind compiled backwards, with several ranks, and the words that choose them."""
+"""Compiled steps after compiled backwards, with several ranks, and the words that choose them."""
 
 from pathlib import Path
 from typing import Any

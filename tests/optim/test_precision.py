@@ -124,7 +124,7 @@ def test_second_moments_have_no_sign_and_small_bytes(name: str, first: str) -> N
 
 @each_once("name, make", ["8bit", "float8"], ["AdamW", "NAdam", "RMSprop"])
 def test_a_second_moment_does_not_become_zero_before_the_first_one(name: str, make: str) -> None:
-    """Elements with rare gradients beside others: a step that divides by the root of 0 throws the parameter away."""
+    """Elements with rare gradients among others: a step that divides by the root of 0 throws the parameter away."""
     largest = []
     for table in (TABLES[name], None):
         own = nn.Parameter(torch.zeros(256))

@@ -20,7 +20,7 @@ from fxamp.policy import Policy
 
 
 class Numbering(EachParameter):
-    """Keeps numbers of its own beside a mean: ``count`` steps, and a ``decay`` that shrinks with each of them.
+    """Keeps numbers of its own besides a mean: ``count`` steps, and a ``decay`` that shrinks with each of them.
 
     ``anew``: its count is bound anew by each step, and not changed in place.
     """

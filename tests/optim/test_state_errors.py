@@ -1,4 +1,4 @@
-"""How exact a step is whose state is kept in 8 bits, and in how many bytes, beside torchao's."""
+"""How exact a step is whose state is kept in 8 bits, and in how many bytes, compared with torchao's."""
 
 from typing import Any
 

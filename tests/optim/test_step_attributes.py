@@ -1,4 +1,4 @@
-"""Tensors that an optimizer holds beside its state: compiled steps read and write them as eager ones, or name them."""
+"""Tensors that an optimizer holds besides its state: compiled steps read and write them as eager ones, or name them."""
 
 import logging
 import re

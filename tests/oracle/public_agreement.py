@@ -1,4 +1,4 @@
-"""What fxamp.rewrite makes of a call of a public function, beside the real autocast: dtypes, and on the CPU values.
+"""What fxamp.rewrite makes of a call of a public function, and the real autocast: dtypes, and on the CPU values.
 
 ``PYTHONPATH=tests python -m oracle.public_agreement [device ...]`` compares every sample of torch's op database; the
 tests compare the first sample of every function.

@@ -1,4 +1,4 @@
-"""Every op that torch registers for autocast, on every device: ``fxamp.rewrite`` beside the real autocast.
+"""Every op that torch registers for autocast, on every device: ``fxamp.rewrite`` compared with the real autocast.
 
 Autocast runs on FakeTensors of the device, which need not be there.
 """

@@ -1,4 +1,4 @@
-"""What the public Python functions reach: every function of torch's op database beside the real autocast.
+"""What the public Python functions reach: every function of torch's op database compared with the real autocast.
 
 A function may call an overload that autocast has no entry for, or a composite of others; and it meets 16-bit values
 that other ops made. On the CPU values are compared too.

@@ -12,7 +12,7 @@ class Border:
     ``arguments`` of its call; ``tensors``: all of its ``results`` in order. ``record`` makes the structures ``Batch``
     and ``Results``: what stands before each class, and after its name.
 
-    In all of them ``{names}`` are inputs or results, with commas behind, and ``{keywords}`` the same as keyword
+    In all of them ``{names}`` are inputs or results, each with a comma after it, and ``{keywords}`` the same as keyword
     arguments; ``{read}`` are the inputs as attributes of ``batch``.
     """
 

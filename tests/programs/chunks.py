@@ -1,4 +1,4 @@
-"""Losses that a rule cuts into chunks, beside eager autocast's: what may differ is the rounding of the loss.
+"""Losses that a rule cuts into chunks, compared with eager autocast's: what may differ is the rounding of the loss.
 
 The reference is the same program whose layers and losses are in float64, of operands and logits that autocast has
 rounded. Autocast's own errors against it say how far two programs that round equally well may be from it. Where it
@@ -19,7 +19,7 @@ from programs.ways import breaks, run_compiled, run_eager, run_exact, run_plain
 from torch import Tensor
 
 #: How many roundings a loss is made of: its maximum, its sum, the logarithm, the difference, the sum of the rows. That
-#: of a sum near one is beside one, however small its logarithm is.
+#: of a sum near one is relative to one, however small its logarithm is.
 _ROUNDINGS = 16
 
 #: An error counts if it is too large in so many of so many other draws of the values.
@@ -104,7 +104,7 @@ def _gradient(
 
 
 def _value(what: str, ours: Tensor, theirs: Tensor, exact: Tensor, eps: float, size: float) -> Iterator[str]:
-    """``eps``: of the rounding that is allowed beside twice autocast's error; ``size``: the norm that is rounded."""
+    """``eps``: of the rounding that is allowed besides twice autocast's error; ``size``: the norm that is rounded."""
     one, other, true = (flat(tensor).double() for tensor in (ours, theirs, exact))
     if one.shape != other.shape:
         yield f"{what} has shape {tuple(one.shape)}, with autocast {tuple(other.shape)}"

@@ -212,11 +212,11 @@ class Draft:
 
     @property
     def definitions(self) -> list[str]:
-        """The names of all classes beside the module."""
+        """The names of all classes besides the module."""
         return list(self._definitions)
 
     def define(self, name: str, source: str) -> None:
-        """A class beside the module."""
+        """A class besides the module."""
         self._definitions[name] = source
         for side in self._sides:
             side.define(name, source)

@@ -1,4 +1,4 @@
-"""A restart in the middle of a training whose optimizer is compiled, beside the same training without one.
+"""A restart in the middle of a training whose optimizer is compiled, compared with the same training without one.
 
 A compiled step rounds otherwise than the optimizer's own, so eager autocast is no oracle here.
 """

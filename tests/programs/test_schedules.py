@@ -168,7 +168,7 @@ def test_a_process_that_dies_costs_its_program_alone() -> None:
 
 
 def test_orders_are_of_one_sum() -> None:
-    """Three terms of which two are lost, or not, beside the third: some orders differ, and no number appears beside."""
+    """Three terms of which two are lost, or not, next to the third: some orders differ, and no other number appears."""
 
     def gradient(seed: int) -> float:
         x = torch.zeros((), requires_grad=True)

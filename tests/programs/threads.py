@@ -64,7 +64,7 @@ def _at_once(work: Callable[[int], _Call]) -> list[_Call]:
 def _flags_of_the_process() -> Iterator[None]:
     """Turn off what torch leaves on when two threads trace at once: each restores what the other had set.
 
-    After two eager calls of ops such as ``while_loop``, Dynamo compiles nothing behind a graph break, in any thread;
+    After two eager calls of ops such as ``while_loop``, Dynamo compiles nothing after a graph break, in any thread;
     after two traces, torch.compile raises.
     """
     try:

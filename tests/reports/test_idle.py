@@ -440,7 +440,7 @@ def other_backend(options: dict) -> Callable[[Tensor], Tensor]:
 
 
 def test_the_search_runs_only_where_no_graph_of_something_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eager model beside compiled ones; ``beside`` has the graph of ``model``, and settings that compare equal."""
+    """An eager model among compiled ones; ``beside`` has the graph of ``model``, and settings that compare equal."""
     model, beside, alone = Net(), Net(), Net()
     for one in (model, beside):
         one.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": "eager"})

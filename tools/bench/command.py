@@ -21,11 +21,11 @@ SUBCOMMANDS: Subcommands = {
     ),
     "host": (
         "fxamp.tools.bench.host.command",
-        "CPU time and calls that a step of tiny layers takes on the host, beside torch's",
+        "CPU time and calls that a step of tiny layers takes on the host, compared with torch's",
     ),
     "step": (
         "fxamp.tools.bench.train.step",
-        "how long an optimizer's step takes to compile and to run, beside torch's",
+        "how long an optimizer's step takes to compile and to run, compared with torch's",
     ),
     "cost": (
         "fxamp.tools.bench.cost.command",

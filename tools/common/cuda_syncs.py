@@ -38,7 +38,7 @@ def no_cuda_syncs() -> Iterator[None]:
 def _sync_debug_mode(mode: str) -> Iterator[None]:
     """Set torch's mode in a block.
 
-    Setting it warns, after it took effect: where warnings are errors, the mode is reset all the same.
+    Setting it warns after it has taken effect; the mode is reset even where warnings are errors.
     """
     try:
         with warnings.catch_warnings():

@@ -20,8 +20,8 @@ _FORWARD_ENDED = "fxamp: the forward ended"
 class StepMemory:
     """Bytes of tensors in one step.
 
-    ``lasting``: what lives from step to step: parameters, buffers, optimizer state, batches. ``step``: the most that
-    the step needs beside that at once, gradients included. ``kept``: what the forward keeps for the backward, the loss
+    ``lasting``: what lives from step to step: parameters, buffers, optimizer state, batches. ``step``: the peak
+    that the step needs in addition, gradients included. ``kept``: what the forward keeps for the backward, the loss
     included. ``how`` names the source of the numbers.
     """
 

@@ -76,7 +76,7 @@ def _alone(describe: Callable[[TrainingResult], str]) -> _Cell:
     return lambda _, run: describe(run)
 
 
-#: The text of each row for a run, beside the first run.
+#: The text of each row for a run, compared with the first run.
 _ROWS: dict[str, _Cell] = {
     "policy": _alone(lambda run: ", ".join(dict.fromkeys(record.policy for record in run.records)) or "none"),
     "why": _alone(

@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from fxamp.errors import ListingError
 from fxamp.graph import dtype_name, fake_tensors
 from fxamp.graph_text import Entry, Listing, TensorType
+from fxamp.tools.common.formatting import plural
 from fxamp.tools.inputs.expressions import Opaque, Reader, Unreadable
 from fxamp.tools.inputs.limits import limited
 from fxamp.tools.inputs.prepare import ProgramGraph
@@ -86,16 +87,16 @@ def build(listing: Listing, file: str) -> Built:
 
 
 def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
-    """Return one warning if values get other dtypes than the text says, as in a program captured under autocast."""
+    """Return one warning if values get other dtypes than in the text, as in a program captured under autocast."""
     nodes = {node.name: node for node in module.graph.nodes}
     differences = []
     for entry in listing.entries:
         value = nodes[entry.name].meta.get("example_value") if entry.is_call and entry.name in nodes else None
         if isinstance(value, torch.Tensor) and len(entry.values) == 1 and dtype_name(value.dtype) != entry.dtype:
-            differences.append(f"{entry.name} is {dtype_name(value.dtype)}, the text says {entry.dtype}")
+            differences.append(f"{entry.name}: {dtype_name(value.dtype)} here, {entry.dtype} in the text")
     if not differences:
         return []
-    return [f"{len(differences)} values come out in other dtypes than the text says: {differences[0]}"]
+    return [f"{plural(len(differences), 'value')} get other dtypes than in the text, such as {differences[0]}"]
 
 
 def _symbolic(listing: Listing) -> Iterator[str]:

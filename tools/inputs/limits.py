@@ -20,7 +20,7 @@ SECONDS, SECONDS_EACH = 60.0, 0.05
 BYTES, BYTES_EACH = 4 * 2**30, 10**6
 
 _PERIOD = 0.25  # CPU seconds between two looks
-_RETRY = 2.0  # CPU seconds until the next exception, should a destructor or a callback swallow the first one
+_RETRY = 2.0  # CPU seconds until the next exception, in case a destructor or callback swallows the first
 
 
 class TooLarge(ValueError):

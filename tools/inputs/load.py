@@ -50,9 +50,7 @@ def load(path: str, request: Request) -> Document:
         with quiet(), in_one_line(f"{file}: {one.name} cannot be rewritten"):
             graphs.append(one.listing(policy, why, request.kept or policy.has_rules_for(KEPT)))
         notes += one.warnings
-        notes += [
-            f"{file}: {one.name} needs numbers for sizes that the text lacks; it took {taken}" for taken in one.fixed()
-        ]
+        notes += [f"{file}: {one.name} needs numbers for symbolic sizes; assumed: {taken}" for taken in one.fixed()]
     return Document(tuple(graphs), tuple(dict.fromkeys(notes)))
 
 

@@ -61,7 +61,7 @@ def held_by(value: Any) -> Sequence[Any] | None:
 
 
 def require_no_identities(roots: Mapping[str, Any], owners: Collection[Tensor]) -> None:
-    """Raise NotCompilableError if ``roots`` hold the ids of parameters, or the parameters, which stand-ins differ from.
+    """Raise NotCompilableError if ``roots`` hold parameters or their ids: the stand-ins that are traced have others.
 
     Parameters as the attributes of an object, such as a module, are accepted.
     """

@@ -39,4 +39,4 @@ class DropRule(Rule):
     @classmethod
     def _mistakes(cls, given: Mapping[str, Any]) -> Iterator[Mistake]:
         if given.get("drop") is False:
-            yield ("drop",), "drop = false asks for nothing; accepted: true, or enabled = false"
+            yield ("drop",), "drop = false has no effect; accepted: true, or enabled = false"

@@ -84,7 +84,7 @@ def noise(matrix: Tensor, rows: int, stochastic: bool) -> float:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_noise_is_what_the_steps_explain(recipe: str) -> None:
-    """Beside float64; at least 15 decibels below products of normal values.
+    """Compared with float64; at least 15 decibels below products of normal values.
 
     A scale is rounded by up to a sixteenth, and with it the steps: half a decibel of each operand; where it is rounded
     down, the largest value of its block is cut by as much.
@@ -102,7 +102,7 @@ def test_the_noise_is_what_the_steps_explain(recipe: str) -> None:
 
 
 def test_the_mean_of_gradients_rounded_stochastically_is_that_of_exact_ones() -> None:
-    """Over 256 draws, beside the weight's rounded values; but what a block's rounded scale cuts off is lost.
+    """Over 256 draws, compared with the weight's rounded values; but what a block's rounded scale cuts off is lost.
 
     Rounding to nearest has a lasting error.
     """
@@ -120,7 +120,7 @@ def test_the_mean_of_gradients_rounded_stochastically_is_that_of_exact_ones() ->
 
 
 def test_a_transform_keeps_what_outliers_hide() -> None:
-    """Ones beside values of 40 are rounded to zero in each block, so their sum is lost: not after the transform."""
+    """Ones next to values of 40 are rounded to zero in each block, so their sum is lost: not after the transform."""
     generator = torch.Generator().manual_seed(0)
     x = torch.ones(1024, 32)
     x[::16] = 40 * torch.randint(0, 2, (64, 32), generator=generator) * 2.0 - 40

@@ -209,7 +209,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("gradients", exhaustive(["forward", "backward"], always=["backward"]))
 @pytest.mark.parametrize("lowering", exhaustive(["eager", "aot_eager"], always=["aot_eager"]))
 def test_results_are_those_of_the_whole_loss(name: str, gradients: str, lowering: str) -> None:
-    """Up to the rounding of 16 bits, beside eager autocast."""
+    """Up to the rounding of 16 bits, compared with eager autocast."""
     module, x, target = PROGRAMS[name]
     assert cut_by_compiling(module, x, target)
     ours = outcome(module, x, target, chunks_of(gradients=gradients), lowering)

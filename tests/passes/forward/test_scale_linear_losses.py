@@ -1,4 +1,4 @@
-"""scale-linear-losses: torch's own chunked loss under a policy, and beside fxamp's."""
+"""scale-linear-losses: torch's own chunked loss under a policy, and compared with fxamp's."""
 
 import copy
 import warnings
@@ -62,7 +62,7 @@ def inputs(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 
 def bench_of(module: nn.Module, dtype: str = "float16") -> Workbench:
-    """``module`` behind a layer, whose result is in 16 bits under the autocast around it."""
+    """``module`` after a layer, whose result is in 16 bits under the autocast around it."""
     x, target = inputs()
     ambient = getattr(torch, dtype)
     bench = workbench(nn_pair(module), x, target, under=policy(*RULES, dtype=dtype), ambient=ambient)

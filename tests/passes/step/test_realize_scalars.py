@@ -15,7 +15,7 @@ from fxamp.passes.step.realize_scalars import RealizeScalars
 
 
 def corrected(x: Tensor, step: Tensor) -> Tensor:
-    """One power that two larger ops read, one number that no power is behind."""
+    """One power that two larger ops read, and one number without a power."""
     bias = (1 - 0.9**step).float()
     return x / bias + x * bias + x * (step + 1).float()
 

@@ -61,7 +61,7 @@ PLAIN: Groups = {
         'region = "backward"': "region = 'backward' does not go with drop; accepted: 'results', or no region",
     },
     HEAD + DROP.replace("drop = true", "{}"): {
-        "drop = false": "drop = false asks for nothing; accepted: true, or",
+        "drop = false": "drop = false has no effect; accepted: true, or",
     },
     HEAD + CHUNKS + "{}\n": {
         'gradients = "forwards"': "gradients = 'forwards' .*did you mean 'forward'",

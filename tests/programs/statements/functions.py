@@ -172,7 +172,7 @@ def function_left_whole(d: Draft) -> None:
 
 @statement()
 def function_in_place(d: Draft) -> None:
-    """Writes to its input and says so; returns it, perhaps beside another output."""
+    """Writes to its input and says so; returns it, perhaps with another output."""
     x = d.writable(1)
     if d.values[x].is_leaf and d.values[x].requires_grad:
         raise Unfit

@@ -269,7 +269,7 @@ def test_a_scaled_losss_gradient_takes_the_place_of_the_logits(tmp_path: Path, c
 
 @pytest.mark.exhaustive
 def test_gradients_that_the_backward_steps_do_not_pile_up(tmp_path: Path, counting: Counting) -> None:
-    """Five weights of 64 MiB: one gradient at a time, beside the 16-bit product that it is cast from."""
+    """Five weights of 64 MiB: one gradient at a time, besides the 16-bit product that it is cast from."""
     (tmp_path / "wide.py").write_text(LAYERS.replace("256, 256", "4096, 4096").replace("(4096, 256)", "(64, 4096)"))
     (tmp_path / "steps.toml").write_text('extends = ["cuda-bfloat16"]\n[optimizer]\nin_backward = true\n')
     workload = Workload(str(tmp_path / "wide.py"), dtype="bfloat16")

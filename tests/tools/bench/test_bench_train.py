@@ -216,7 +216,7 @@ def test_the_markdown_holds_the_numbers_of_the_json(report: Report, document: di
     assert [float(cell) for cell in columns["step, ms"]] == pytest.approx(steps, rel=1e-2)
     ratios = [contender["step_ratio"] for contender in contenders]
     assert [cell.split()[0] for cell in columns["ratio"]] == [f"{ratio['spread']['median']:.2f}" for ratio in ratios]
-    assert columns["each start's"] == [" ".join(f"{start:.2f}" for start in ratio["starts"]) for ratio in ratios]
+    assert columns["per start"] == [" ".join(f"{start:.2f}" for start in ratio["starts"]) for ratio in ratios]
     (ratio, amount, unit) = columns["peak memory"][0].replace("(", "").replace(")", "").split()
     shown = float(amount) * {"kB": 1e3, "MB": 1e6}[unit]
     assert ratio == "1.00" and shown == pytest.approx(contenders[0]["observed"]["memory_peak"], rel=5e-3)

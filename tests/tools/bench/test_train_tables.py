@@ -113,7 +113,7 @@ def test_a_chart_has_every_contender_by_name(tmp_path: Path, capsys: pytest.Capt
             "--policy cpu-bfloat16 --baseline eager-float32",
             "--baseline eager-float32 is not one of the contenders: compile-",
         ),
-        ("--every --model mlp", "--model is for one model; accepted beside --every: --policy, "),
+        ("--every --model mlp", "--model is for one model; accepted with --every: --policy, "),
         ("--every --chart x.svg", "--chart is for one model"),
         ("--chart no/where.svg", "--chart 'no/where.svg': there is no folder"),
         ("--size smal", "'smal' is unknown (did you mean 'small'?)"),

@@ -51,7 +51,7 @@ def test_a_size_that_had_to_be_taken_as_a_number_is_told(tmp_path: Path) -> None
         "        return (z,)\n"
     )
     (warning,) = load(str(file), Request(policy=POLICY)).warnings
-    assert warning.endswith("GraphModule needs numbers for sizes that the text lacks; it took s7 as 64")
+    assert warning.endswith("GraphModule needs numbers for symbolic sizes; assumed: s7 as 64")
 
 
 def test_a_policy_for_an_absent_device_is_applied_to_a_cpu_dump(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class Rounded(TorchDispatchMode):
 
 
 def test_4_bits_are_counted_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of blocks of normal values, a quarter is below the least normal one: they stay. Beside outliers, most are."""
+    """Of blocks of normal values, a quarter is below the least normal one: they stay. Next to outliers, most are."""
     text = (
         "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False))\ninputs = torch.randn(64, 32)"
     )

@@ -119,7 +119,7 @@ def test_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str], simula
     assert status == 1 and not out.exists()
     document = json.loads(run(capsys, "fit", str(tmp_path / "model.py"), "--memory", "1MB", "--json")[1])
     least = min(one["memory"] for one in document["policies"] if one["gradient_error"] <= document["error"])
-    assert f"nothing fits: {size(round(least - 1e6))} are missing" in text and "would save" in text
+    assert f"within the other limits, needs {size(round(least - 1e6))} more" in text and "would save" in text
 
 
 def test_the_largest_batch_is_counted_with_the_next_one(

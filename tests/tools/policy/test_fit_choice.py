@@ -76,7 +76,7 @@ def shortage(made: PricedPolicies) -> str:
 def test_what_is_missing_is_named_with_what_would_bring_most() -> None:
     prices = price(9.0, 1.0, 1.0), price(5.0, 1.1, 1.4), price(2.0, 1.5, 1.8)
     text = shortage(choice(*prices, limits=Limits(memory=11.0, error=1.5)))
-    assert text.startswith("nothing fits: 4 B are missing under 1, the smallest within the other limits\n")
+    assert text.startswith("nothing fits: 1, the smallest policy within the other limits, needs 4 B more\n")
     assert "it takes 10 B of parameters and optimizer state, and 5 B of activations and gradients at the peak" in text
     assert text.endswith("2 would save most: 12 B, 1.500 of the time, 1.800 of the error; it is too inexact")
     alone = shortage(choice(*prices[:2], limits=Limits(memory=11.0, error=1.5)))

@@ -1,4 +1,4 @@
-"""The errors that ``fxamp-policy fit`` measures, beside those of other seeds."""
+"""The errors that ``fxamp-policy fit`` measures, compared with those of other seeds."""
 
 from pathlib import Path
 

@@ -33,7 +33,7 @@ def run_check(every: list[Check], at: int) -> Outcome:
 
 
 def speed(every: list[Check], device: str, parameters: int, rounds: int) -> list[dict[str, Any]]:
-    """Time the kernels, beside the counted bound of the GPU if that is known."""
+    """Time the kernels, and add the counted bound of the GPU if that is known."""
     from fxamp.tools.bench.check.bandwidth import known_gpu, speeds
     from fxamp.tools.common.machine import machine
 

@@ -25,7 +25,7 @@ def plan_of_every(options: argparse.Namespace, rates: Rates) -> Plan:
 
     if options.file or options.model or options.policy:
         raise OptionError(
-            "--every counts all models by all policies; accepted beside it: --layers N, --optimizer, --clip"
+            "--every counts all models by all policies; accepted with it: --layers N, --optimizer, --clip"
         )
     for model in EVERY:
         require(model)

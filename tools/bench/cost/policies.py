@@ -1,4 +1,4 @@
-"""fxamp-bench policies: the counted cost of each shipped policy, and its measured error beside autocast's.
+"""fxamp-bench policies: the counted cost of each shipped policy, and its measured error compared with autocast's.
 
 ``fxamp-policy list`` prints these figures.
 """

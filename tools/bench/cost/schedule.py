@@ -124,7 +124,7 @@ def source(node: Node) -> str:
 
 
 def _moved(graph: Lowering, node: Scheduled, accesses: Mapping[str, int], side: str) -> dict[str, int]:
-    """Bytes by buffer as Inductor has them, but of a gather or scatter no more than the elements that it asks for.
+    """Inductor's bytes per buffer, but for a gather or scatter no more than the elements that it asks for.
 
     Inductor counts all of the buffer there wherever the kernel is fused. What the kernel has made itself is in
     registers when it is read, or was counted when it was written.

@@ -38,7 +38,7 @@ class Workload:
 class Way:
     """One way of training: torch.compile, under autocast where the workload has a 16-bit dtype, or fxamp with a policy.
 
-    ``policy``: ``""`` for torch; "auto" is taken under the ambient autocast, as an existing script has it.
+    ``policy``: ``""`` for torch; "auto" is resolved inside autocast, as in an existing script.
     """
 
     policy: str = ""

@@ -1,4 +1,4 @@
-"""fxamp-bench host: what does a step of fxamp cost the host, beside torch's?"""
+"""fxamp-bench host: what does a step of fxamp cost the host, compared with torch's?"""
 
 import argparse
 from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ WARM_UP = 4
 
 @dataclass(frozen=True)
 class Row:
-    """A step of fxamp's beside torch's: ``kind`` is one of :data:`KINDS`, of a model or an optimizer of ``parameters``.
+    """A step of fxamp's and torch's: ``kind`` is one of :data:`KINDS`, of a model or an optimizer of ``parameters``.
 
     ``lowering``: of fxamp's graphs; torch's are compiled with the backend of that name.
     """
@@ -59,7 +59,7 @@ def calls(steps: dict[str, Callable[[], None]]) -> dict[str, int]:
 
 
 def count_calls(step: Callable[[], object]) -> int:
-    """Return how many functions ``step`` calls; none of what would be collected meanwhile."""
+    """Return how many functions ``step`` calls; with garbage collection off, so that no finalizer is counted."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: Any) -> None:

@@ -14,7 +14,7 @@ from fxamp.tools.common.interrupt import so_far
 #: The policies of the table, after the name of the device and the dtype.
 KINDS = ("", "-fast", "-lean", "-leanest")
 
-#: The figures of a step in a cell, beside its time.
+#: The figures of a step in a cell, after its time.
 _NUMBERS = ("memory_step", "gradient_error")
 
 
@@ -33,7 +33,7 @@ def report_every(
     for option in ("model", "set", "contenders", "baseline", "chart"):
         if getattr(options, option):
             raise OptionError(
-                f"--{option} is for one model; accepted beside --every: --policy, --layers, --size, --dtype, --rounds"
+                f"--{option} is for one model; accepted with --every: --policy, --layers, --size, --dtype, --rounds"
             )
     dtype = "bfloat16" if options.dtype in (None, "auto") else options.dtype
     options.policy = options.policy or [f"{options.device}-{dtype}{kind}" for kind in KINDS]
@@ -91,7 +91,7 @@ def _about(done: Sequence[Comparison]) -> str:
     doubt = max((ratio.doubt for ratio in ratios), default=0.0)
     depth = "".join(f"{number} layers or stages, " for number in experiment.changed.values())
     lines = [
-        "In each cell: time of a step / its peak memory beside parameters, optimizer state and batches / error of the "
+        "In each cell: time of a step / its peak memory besides parameters, optimizer state and batches / error of the "
         "gradient against float64; for torch.compile + autocast in numbers, for the others as ratios to these.",
         f"Measured on {first.machine['device']}, {date.today()}; {versions(first)}. Size {experiment.size}, "
         f"{depth}{experiment.optimizer}; {experiment.starts} starts of {experiment.rounds} rounds of "

@@ -46,7 +46,7 @@ def observe(training: Training) -> dict[str, Any]:
     ``casts`` and ``cast_bytes``: of the forward. fxamp's are those that ``fxamp.report`` lists; eager autocast's are
     counted as they run; those of torch.compile with autocast are not visible: None, as without a forward.
     ``host_syncs``: on cuda what torch.cuda.set_sync_debug_mode reports, elsewhere the values that ops copy to the host.
-    ``memory_peak``: bytes of all tensors at once; ``memory_step``: those that the step needs beside what lives from
+    ``memory_peak``: bytes of all tensors at once; ``memory_step``: those that the step needs besides what lives from
     step to step; ``memory_kept``: those that the forward keeps for the backward; from the source that ``memory_how``
     names.
     """

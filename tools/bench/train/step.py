@@ -1,4 +1,4 @@
-"""fxamp-bench step: how long an optimizer's step takes to compile and to run, beside torch's own."""
+"""fxamp-bench step: how long an optimizer's step takes to compile and to run, compared with torch's own."""
 
 import argparse
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A comparison as tables, for a terminal or as Markdown: ratios, with absolute numbers beside them."""
+"""A comparison as tables, for a terminal or as Markdown: ratios, next to absolute numbers."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ def _notes(comparison: Comparison, markdown: bool) -> str:
     notes = [_about_time(comparison), *busy(comparison)]
     if how:
         notes.append(
-            f"Memory: that of tensors, by {', '.join(sorted(how))}; the step's: its peak beside parameters, optimizer "
+            f"Memory: that of tensors, by {', '.join(sorted(how))}; step only: its peak besides parameters, optimizer "
             "state and batches, gradients included; kept: saved by the forward for the backward."
         )
     if any(contender.gradient_error is not None for contender in comparison.contenders):
@@ -177,22 +177,22 @@ _seconds, _count, _error = "{:.1f} s".format, "{:g}".format, "{:.1e}".format
 _STEP: dict[str, _Cell] = {
     "step, ms": milliseconds,
     "ratio": _time_ratio,
-    "each start's": _starts,
+    "per start": _starts,
     "CPU time": _cpu_ratio,
     "host, ms": _host,
     "peak memory": _ratio("memory_peak", size),
-    "the step's": _ratio("memory_step", size),
+    "step only": _ratio("memory_step", size),
     "kept": _ratio("memory_kept", size),
     "gradient error": _ratio("gradient_error", _error),
     "loss": _loss,
-    "less float32's": _distance,
+    "loss - float32": _distance,
 }
 _COMPILING: dict[str, _Cell] = {
     "compiling": _ratio("cold", _seconds),
     "its CPU time": _ratio("cold_cpu", _seconds),
     "with caches": _ratio("warm", _seconds),
     "CPU time": _ratio("warm_cpu", _seconds),
-    "found there": _cached,
+    "cache hits": _cached,
     "graphs": _graphs,
     "breaks": _plain("breaks", _count),
     "casts": _plain("casts", _count),

@@ -1,4 +1,4 @@
-"""The answer as text: the policy file, and the table of policies beside it."""
+"""The answer as text: the policy file, and the table of policies."""
 
 import json
 from argparse import Namespace

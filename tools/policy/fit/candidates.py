@@ -72,7 +72,7 @@ class Family:
     def candidates(self, model: Any, loss_only: bool) -> Iterator[Candidate]:
         """Yield the base first, then every variant and combination that the GPU can run and that concerns ``model``.
 
-        ``model``: the one on which errors are measured. ``loss_only``: whether results beside the loss are dropped.
+        ``model``: the one on which errors are measured. ``loss_only``: whether all results but the loss are dropped.
         """
         singles = (name.removeprefix(f"{self.name}-") for name in variant_names() if name.startswith(f"{self.name}-"))
         variants = [(), *((word,) for word in singles), *COMBINATIONS]

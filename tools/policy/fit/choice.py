@@ -77,8 +77,8 @@ class PricedPolicies:
             yield f"nothing fits: {exact.name}, which has the least error, is {' and '.join(others.excesses(price))}"
             return
         candidate, price = pair
-        missing = size(round(price.memory - self.limits.memory))
-        yield f"nothing fits: {missing} are missing under {candidate.name}, the smallest within the other limits"
+        more = size(round(price.memory - self.limits.memory))
+        yield f"nothing fits: {candidate.name}, the smallest policy within the other limits, needs {more} more"
         yield f"it takes {breakdown(price)}"
         if smallest is candidate:
             yield "no other policy takes less: a smaller batch, or parameters on several GPUs, would save more"

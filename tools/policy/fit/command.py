@@ -29,7 +29,7 @@ from fxamp.tools.policy.patch import load_model
 
 PROG = "fxamp-policy fit"
 
-#: With ``--prefer error``, unless ``--time`` says otherwise: errors would fall for ever more time.
+#: The default of ``--time`` with ``--prefer error``: without a limit, the slowest policy would win.
 _TIME = 1.1
 
 
