@@ -22,6 +22,9 @@ from fxamp.torch_private.parts.dynamo import counters
 
 _ALONE = Ranks()
 
+#: The number of batches of held-out text.
+_BATCHES = 4
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -52,7 +55,6 @@ class TrainingResult:
     label: str
     losses: tuple[float, ...]
     held_out: float
-    parameters: int
     graphs: int
     compiling: float
     rate: float
@@ -105,7 +107,6 @@ def train(
         label=label,
         losses=tuple(losses),
         held_out=held_out,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
         graphs=counters["stats"]["unique_graphs"] - graphs,
         compiling=seconds[0],
         rate=1 / statistics.median(seconds[1:] or seconds),
@@ -138,10 +139,10 @@ def _finish(loss: Tensor, optimizer: torch.optim.Optimizer, scaler: GradScaler |
     optimizer.zero_grad()
 
 
-def _examine(compiled: Any, settings: TrainingSettings, text: Text, ranks: Ranks, batches: int = 4) -> float:
+def _examine(compiled: Any, settings: TrainingSettings, text: Text, ranks: Ranks) -> float:
     """Return the mean loss on held-out text. Gradients stay enabled to avoid a second compilation."""
-    inputs, targets = text.examination(batches * settings.batch, settings.size.length)
-    parts = zip(inputs.chunk(batches), targets.chunk(batches), strict=True)
+    inputs, targets = text.examination(_BATCHES * settings.batch, settings.size.length)
+    parts = zip(inputs.chunk(_BATCHES), targets.chunk(_BATCHES), strict=True)
     return statistics.fmean(ranks.mean(compiled(*_moved(ranks.share(part), settings.device))) for part in parts)
 
 

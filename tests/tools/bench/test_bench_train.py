@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.checks.commands import mistake
 from support.machines.forked import ForkedWorker
 
 import fxamp
@@ -20,7 +21,7 @@ from fxamp.tools.bench.models import MODELS, SIZES, build
 from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, spread
 from fxamp.tools.bench.train import command, gradient, measure, worker
-from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment
+from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment, policy_contenders
 from fxamp.tools.bench.train.measure import compare, start_process
 from fxamp.tools.bench.train.observe import observe
 from fxamp.tools.bench.train.result import Comparison, Measured
@@ -326,8 +327,9 @@ def test_the_machine_is_named() -> None:
     assert facts["device"].endswith(", 2 threads") and facts["torch"] == torch.__version__
 
 
-def _first_losses(name: str, **changes: str) -> list[float]:
-    training = Training(replace(PLAN, model="llama-8b-2-layers", dtype="bfloat16", **changes), CONTENDERS[name])
+def _first_losses(name: str) -> list[float]:
+    experiment = replace(PLAN, model="llama-8b-2-layers", dtype="bfloat16")
+    training = Training(experiment, {**policy_contenders([name]), **CONTENDERS}[name])
     for _ in range(2):
         training.step()
     return training.losses
@@ -338,22 +340,15 @@ def _first_losses(name: str, **changes: str) -> list[float]:
 def test_torchao_and_fxamp_train_alike_in_fp8(recipe: str) -> None:
     """The same products in fp8 at the same scales: the same first loss, which no other contender has."""
     pytest.importorskip("torchao.float8", exc_type=ImportError)
-    ours, theirs = _first_losses(f"fxamp-{recipe}"), _first_losses(f"torchao-{recipe}")
+    ours, theirs = _first_losses(f"cpu-bfloat16-{recipe}"), _first_losses(f"torchao-{recipe}")
     assert ours[0] == theirs[0] != _first_losses("eager-autocast")[0]
     assert ours[1] == pytest.approx(theirs[1], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--contenders", "fxamp-fp8", "--dtype", "float16"], "there is no policy cpu-float16-fp8"),
-        (["--contenders", "torchao-fp8"], "needs torchao, which is not installed"),
-    ],
-)
 def test_fp8_that_cannot_run_here_is_refused_by_name(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert bench.main(["train", *arguments]) == 2
-    answer = capsys.readouterr().err
-    assert message in answer and arguments[1] in answer and answer.count("\n") == 1
+    assert "--contenders torchao-fp8: needs torchao, which is not" in mistake(
+        bench.main, ["train", "--contenders", "torchao-fp8"], capsys
+    )

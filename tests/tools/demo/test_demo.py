@@ -94,7 +94,7 @@ def test_the_last_line_says_how_fast(rate: float, fast: str, monkeypatch: pytest
     monkeypatch.setattr(table, "native_bfloat16", lambda device: True)
     monkeypatch.setattr(table, "_casts", lambda run: 1)
     memory = StepMemory(lasting=10, step=20, kept=8, how="a count")
-    reference = TrainingResult("float32", (2.0,), 2.0, 1, 1, compiling=1.0, rate=4.0, memory=memory)
+    reference = TrainingResult("float32", (2.0,), 2.0, 1, compiling=1.0, rate=4.0, memory=memory)
     lean = replace(reference, memory=replace(memory, kept=2))
     said = table.verdict([reference, replace(reference, rate=rate), lean], "cpu")
     assert said.startswith(f"One changed line trains this GPT {fast}, and a lean policy keeps activations in 0.25 of ")
@@ -191,7 +191,7 @@ def test_one_process_of_torchrun_trains_as_a_process_alone(
     assert not torch.distributed.is_initialized()
     alone = trained(Ranks())
     assert (spread.losses, spread.held_out, spread.scale) == (alone.losses, alone.held_out, alone.scale)
-    assert spread.parameters == alone.parameters and len(spread.records) == (3 if kind == "fsdp" else 1)
+    assert len(spread.records) == (3 if kind == "fsdp" else 1)
 
 
 @pytest.mark.exhaustive

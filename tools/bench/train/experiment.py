@@ -85,8 +85,8 @@ class Contender:
     ``"torch"`` or ``"fxamp"``; ``""`` for none. ``options``: further options of fxamp's backend, or of the optimizer.
     ``policy``: the name or file of fxamp's policy, ``""`` for the one that the experiment's dtype says.
     ``scaler_options``: further arguments of its scaler. ``scaled``: takes part only if losses are scaled. ``fp8``: the
-    recipe of products in fp8, which torchao converts the model to or fxamp's policy asks for. ``if_named``: takes part
-    only if it is named, as the contenders with fp8 do.
+    recipe of products in fp8 that torchao converts the model to. ``if_named``: takes part only if it is named, as
+    torchao does.
     """
 
     label: str
@@ -104,11 +104,6 @@ class Contender:
     def usual(self) -> bool:
         """Whether it takes part without being named, if losses are scaled where it needs that."""
         return not (self.fp8 or self.if_named)
-
-    @property
-    def by_torchao(self) -> bool:
-        """Whether torchao converts the model."""
-        return bool(self.fp8) and self.compiler != "fxamp"
 
     @property
     def fused(self) -> bool:
@@ -138,8 +133,6 @@ CONTENDERS: dict[str, Contender] = {
     "torchao-fp8-rowwise": Contender(
         "torchao fp8 rowwise", compiler="torch", autocast=True, scaler="torch", fp8="rowwise"
     ),
-    "fxamp-fp8": Contender("fxamp fp8", compiler="fxamp", scaler="fxamp", fp8="tensorwise"),
-    "fxamp-fp8-rowwise": Contender("fxamp fp8 rowwise", compiler="fxamp", scaler="fxamp", fp8="rowwise"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Contenders with products in fp8: fxamp's policies for it, and torchao.float8, which swaps linear layers."""
+"""Contenders by torchao.float8, which swaps linear layers."""
 
 import importlib.util
 import warnings
@@ -10,33 +10,20 @@ from torch import nn
 from fxamp.backend.policy_in_force import resolve_here
 from fxamp.capture.autocast_state import autocast_state
 from fxamp.errors import OptionError, PolicyError
-from fxamp.policy import Policy, variant_names
-from fxamp.tools.bench.train.experiment import CONTENDERS, Contender, Experiment
+from fxamp.policy import Policy
+from fxamp.tools.bench.train.experiment import Contender, Experiment
 
 
 def require_fp8(name: str, experiment: Experiment) -> None:
     """Raise OptionError if the contender ``name`` cannot take part here, with what it needs."""
-    contender = CONTENDERS[name]
     if experiment.device == "cuda":
-        _require_fp8_units(name, fp8_policy(contender, experiment))
-    if contender.by_torchao and importlib.util.find_spec("torchao") is None:
+        policy = f"cuda-{experiment.lower_dtype}-{name.removeprefix('torchao-')}"  # needs the same units
+        try:
+            resolve_here(Policy.load(policy), torch.device("cuda"))
+        except PolicyError as refused:
+            raise OptionError(f"--contenders {name}: {refused}") from refused
+    if importlib.util.find_spec("torchao") is None:
         raise OptionError(f"--contenders {name}: needs torchao, which is not installed: pip install torchao")
-    if not contender.by_torchao and (policy := fp8_policy(contender, experiment)) not in variant_names():
-        raise OptionError(
-            f"--contenders {name}: there is no policy {policy}; accepted on cpu: --dtype bfloat16 or auto"
-        )
-
-
-def _require_fp8_units(name: str, policy: str) -> None:
-    try:
-        resolve_here(Policy.load(policy), torch.device("cuda"))
-    except PolicyError as refused:
-        raise OptionError(f"--contenders {name}: {refused}") from refused
-
-
-def fp8_policy(contender: Contender, experiment: Experiment) -> str:
-    """The name of the policy that runs the contender's recipe."""
-    return f"{experiment.device}-{experiment.lower_dtype}-fp8{'-rowwise' if contender.fp8 == 'rowwise' else ''}"
 
 
 def convert_by_torchao(module: nn.Module, contender: Contender, device: str) -> nn.Module:

@@ -13,7 +13,7 @@ from fxamp.reports.report import Report, report
 from fxamp.scaler import GradScaler
 from fxamp.tools.bench.models import Batch, LossAlone, build
 from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Experiment
-from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao, fp8_policy
+from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao
 from fxamp.tools.common.policy_step import optimizer_precision, stepped_by_policy
 
 #: The steps cycle through so many batches.
@@ -29,7 +29,7 @@ class Training:
         self.experiment = experiment
         self.contender = contender
         self.module = (module if experiment.all_results else LossAlone(module)).to(experiment.device)
-        if contender.by_torchao:
+        if contender.fp8:
             self.module = convert_by_torchao(self.module, contender, experiment.device)
         self.batches = [{name: value.to(experiment.device) for name, value in batch.items()} for batch in batches]
         self.optimizer = _optimizer(self.module, experiment, contender)
@@ -104,7 +104,7 @@ class Training:
     def _autocast(self) -> AbstractContextManager[Any]:
         if not self.contender.autocast:
             return nullcontext()
-        if self.contender.by_torchao:
+        if self.contender.fp8:
             return autocast_for_torchao(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
         return torch.autocast(self.experiment.device, getattr(torch, self.experiment.lower_dtype))
 
@@ -153,11 +153,7 @@ def _compiled(
         return module
     if contender.compiler == "torch":
         return torch.compile(module, backend=experiment.lowering)
-    policy = "auto" if experiment.dtype == "auto" else f"{experiment.device}-{experiment.dtype}"
-    if contender.policy:
-        policy = contender.policy
-    elif contender.fp8:
-        policy = fp8_policy(contender, experiment)
+    policy = contender.policy or ("auto" if experiment.dtype == "auto" else f"{experiment.device}-{experiment.dtype}")
     options = {"policy": policy, "lowering": experiment.lowering, **contender.options}
     if scaler.is_enabled():
         options["scaler"] = scaler
