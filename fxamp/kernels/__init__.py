@@ -2,7 +2,7 @@
 
     check_unscale_(grads, inv_scale, found_inf, flags, squared_norm)    in place, for ``GradScaler.unscale_``
     check_(grads, found_inf, flags, squared_norm)                       writes nothing to the gradients
-    update_scale_(scale, growth_tracker, found_inf, ...)                growth and backoff
+    update_scale_(scale, growth_tracker, found_inf, rule)               growth and backoff
     torch.ops.fxamp.check_unscale(gradients, inv_scale, dtype)          the same work inside compiled graphs
     torch.ops.fxamp.check_unscale_norm(gradients, inv_scale, dtype)
 
@@ -39,6 +39,7 @@ programs.
 """
 
 from fxamp.kernels.dispatch import Implementation, forced
+from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.in_place import check_, check_unscale_
 from fxamp.kernels.loss_scale_update import update_scale_
 from fxamp.kernels.ops import check_unscale, check_unscale_norm

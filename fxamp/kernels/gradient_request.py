@@ -41,7 +41,11 @@ class UnscaleRequest:
 
 
 class ScaleRule(NamedTuple):
-    """How the loss scale changes; :func:`fxamp.kernels.update_scale_` says what the fields do."""
+    """How the loss scale changes.
+
+    ``growth_factor``: usually above 1. ``backoff_factor``: usually between 0 and 1. ``growth_interval``: the number of
+    good steps before the scale grows. ``min_scale``, ``max_scale``: its bounds; None for none.
+    """
 
     growth_factor: float
     backoff_factor: float

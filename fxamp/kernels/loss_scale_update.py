@@ -17,16 +17,7 @@ from fxamp.kernels.loss_scale_update_triton import update_function
 from fxamp.torch_devices import on_device
 
 
-def update_scale_(
-    scale: Tensor,
-    growth_tracker: Tensor,
-    found_inf: Tensor,
-    growth_factor: float,
-    backoff_factor: float,
-    growth_interval: int,
-    min_scale: float | None = None,
-    max_scale: float | None = None,
-) -> None:
+def update_scale_(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:
     """Update the loss scale in place, by the rule of ``torch._amp_update_scale_``.
 
     If ``found_inf`` is not 0, the scale is multiplied by ``backoff_factor`` and the tracker is reset to 0. Else the
@@ -40,21 +31,11 @@ def update_scale_(
         scale: one float32.
         growth_tracker: one int32 on the scale's device: the number of consecutive good steps.
         found_inf: one float32 on the scale's device.
-        growth_factor: usually > 1.
-        backoff_factor: usually between 0 and 1.
-        growth_interval: the number of good steps before the scale grows.
-        min_scale: the lower bound of the scale, or None for no bound.
-        max_scale: the upper bound of the scale, or None for no bound.
+        rule: the factors, the interval and the bounds.
 
     Raises:
         OptionError: a factor is inf or NaN.
     """
-    rule = ScaleRule(float(growth_factor), float(backoff_factor), int(growth_interval), min_scale, max_scale)
-    update_by_rule_(scale, growth_tracker, found_inf, rule)
-
-
-def update_by_rule_(scale: Tensor, growth_tracker: Tensor, found_inf: Tensor, rule: ScaleRule) -> None:
-    """:func:`update_scale_` with its numbers in a rule."""
     for name, factor in (("growth_factor", rule.growth_factor), ("backoff_factor", rule.backoff_factor)):
         if not math.isfinite(factor):
             raise OptionError(f"{name}: expected a finite number, got {factor}")

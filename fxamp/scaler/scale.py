@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.loss_scale_update import update_by_rule_
+from fxamp.kernels.loss_scale_update import update_scale_
 from fxamp.torch_dtypes import widest_float
 
 Owner = weakref.ReferenceType[Tensor] | None
@@ -100,7 +100,7 @@ def adapt_scale_(
     """
     if not flags:
         raise AssertionError("No inf checks were recorded prior to update.")
-    update_by_rule_(scale, tracker, reduce(torch.add, flags), rule)
+    update_scale_(scale, tracker, reduce(torch.add, flags), rule)
 
 
 def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:

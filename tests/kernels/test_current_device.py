@@ -10,7 +10,7 @@ from support.machines.simulated_gpus import SimulatedGpus
 from torch import Tensor, nn
 
 import fxamp
-from fxamp.kernels import Implementation, check_, forced, loss_scale_update, update_scale_
+from fxamp.kernels import Implementation, ScaleRule, check_, forced, loss_scale_update, update_scale_
 from fxamp.kernels.gradient_request import UnscaleRequest
 from fxamp.scaler.torch_contract.step_outcomes import Outcomes
 
@@ -81,7 +81,7 @@ def test_the_update_of_the_scale(gpus: SimulatedGpus, monkeypatch: pytest.Monkey
     monkeypatch.setattr(loss_scale_update, "update_function", lambda *_, **__: kernel(gpus))
     scale, tracker, found_inf = (torch.ones(()).as_subclass(OnSecond) for _ in range(3))
     with forced(Implementation.TRITON):
-        update_scale_(scale, tracker, found_inf, 2.0, 0.5, 2)
+        update_scale_(scale, tracker, found_inf, ScaleRule(2.0, 0.5, 2))
     require_second(gpus, "launch")
 
 

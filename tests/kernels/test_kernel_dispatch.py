@@ -22,7 +22,7 @@ WITHOUT_TRITON = """
 import sys
 import torch
 before = "triton" in sys.modules
-from fxamp.kernels import Implementation, dispatch, check_, check_unscale, check_unscale_, update_scale_
+from fxamp.kernels import Implementation, dispatch, check_, check_unscale, check_unscale_, ScaleRule, update_scale_
 from fxamp.kernels.dispatch import implementation
 found_inf, scale, tracker = torch.zeros(()), torch.tensor(8.0), torch.tensor(0, dtype=torch.int32)
 check_([torch.zeros(1)], found_inf)
@@ -32,7 +32,7 @@ assert implementation(torch.device("cuda", 0)) is Implementation.REFERENCE
 gradients = [torch.full((3,), 4.0), torch.full((2,), float("inf"))]
 assert check_unscale(gradients, torch.tensor(0.5), torch.float16)[1].tolist() == [0, 1]
 check_unscale_(gradients, torch.tensor(0.5), found_inf)
-update_scale_(scale, tracker, found_inf, 2.0, 0.5, 1)
+update_scale_(scale, tracker, found_inf, ScaleRule(2.0, 0.5, 1))
 check_(gradients, found_inf)
 assert (gradients[0].tolist(), found_inf.item(), scale.item()) == ([2.0] * 3, 1.0, 4.0)
 """

@@ -8,7 +8,15 @@ from kernel_cases import SCALES, expected, inverse, random_gradients, require_ca
 from support.machines.lacks import ON_GPU
 from torch import Tensor
 
-from fxamp.kernels import Implementation, check_, check_unscale, check_unscale_, check_unscale_norm, update_scale_
+from fxamp.kernels import (
+    Implementation,
+    ScaleRule,
+    check_,
+    check_unscale,
+    check_unscale_,
+    check_unscale_norm,
+    update_scale_,
+)
 from fxamp.kernels.dispatch import implementation
 from fxamp.kernels.launch_plan import DTYPES
 from fxamp.tools.common.cuda_syncs import no_cuda_syncs
@@ -85,7 +93,7 @@ def test_no_host_sync_once_warm() -> None:
     def step(grads: list[Tensor]) -> None:
         check_unscale_(grads, inv_scale, found_inf, flags, norm)
         check_unscale(grads, inv_scale, torch.float32)
-        update_scale_(scale, tracker, found_inf, 2.0, 0.5, 2)
+        update_scale_(scale, tracker, found_inf, ScaleRule(2.0, 0.5, 2))
 
     step(gradients)
     moved = [gradient.clone() for gradient in gradients]
@@ -104,7 +112,7 @@ def test_captured_in_a_cuda_graph() -> None:
         found_inf.zero_()
         (copy,), _ = check_unscale([gradients[1]], inv_scale, torch.float32)
         check_unscale_(gradients, inv_scale, found_inf, flags)
-        update_scale_(scale, tracker, found_inf, 2.0, 0.5, 1000)
+        update_scale_(scale, tracker, found_inf, ScaleRule(2.0, 0.5, 1000))
         return copy
 
     side = torch.cuda.Stream()

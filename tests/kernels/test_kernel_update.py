@@ -9,7 +9,7 @@ from kernel_cases import same_bits
 from torch import Tensor
 
 from fxamp.errors import OptionError
-from fxamp.kernels import update_scale_
+from fxamp.kernels import ScaleRule, update_scale_
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -27,7 +27,7 @@ def test_equals_torchs_op_below_the_interval(rule: tuple[float, float, int]) -> 
     interval = rule[2]
     for scale, tracker, found_inf in itertools.product(SCALES, {0, interval - 1}, (0.0, 1.0, 2.0, math.nan)):
         ours, theirs = state(scale, tracker, found_inf), state(scale, tracker, found_inf)
-        update_scale_(*ours, *rule)
+        update_scale_(*ours, ScaleRule(*rule))
         torch._amp_update_scale_(*theirs, *rule)
         assert same_bits(ours[0], theirs[0]), (scale, tracker, found_inf)
         assert ours[1].equal(theirs[1]), (scale, tracker, found_inf)
@@ -39,7 +39,7 @@ def test_a_run_of_steps_equals_torchs_op() -> None:
     ours, theirs = state(65536.0, 0, 0.0), state(65536.0, 0, 0.0)
     for bad in (torch.rand(200, generator=generator) < 0.2).float():
         ours[2].copy_(bad)
-        update_scale_(*ours, 1.7, 0.6, 3)
+        update_scale_(*ours, ScaleRule(1.7, 0.6, 3))
         torch._amp_update_scale_(theirs[0], theirs[1], bad, 1.7, 0.6, 3)
         assert ours[0].equal(theirs[0])
         assert ours[1].equal(theirs[1])
@@ -48,13 +48,13 @@ def test_a_run_of_steps_equals_torchs_op() -> None:
 @pytest.mark.parametrize("tracker", [5, 6, 100])
 def test_a_tracker_at_or_beyond_the_interval_grows(tracker: int) -> None:
     scale, growth_tracker, found_inf = state(8.0, tracker, 0.0)
-    update_scale_(scale, growth_tracker, found_inf, 2.0, 0.5, 6)
+    update_scale_(scale, growth_tracker, found_inf, ScaleRule(2.0, 0.5, 6))
     assert (scale.item(), growth_tracker.item()) == (16.0, 0)
 
 
 def test_growth_never_passes_float32() -> None:
     scale, growth_tracker, found_inf = state(LARGEST, 0, 0.0)
-    update_scale_(scale, growth_tracker, found_inf, 2.0, 0.5, 1)
+    update_scale_(scale, growth_tracker, found_inf, ScaleRule(2.0, 0.5, 1))
     assert (scale.item(), growth_tracker.item()) == (LARGEST, 0)
 
 
@@ -64,40 +64,40 @@ def test_growth_never_passes_float32() -> None:
 )
 def test_floor_and_ceiling(scale: float, found_inf: float, held: float) -> None:
     tensors = state(scale, 0, found_inf)
-    update_scale_(*tensors, 2.0, 0.5, 1, min_scale=1, max_scale=100.0)
+    update_scale_(*tensors, ScaleRule(2.0, 0.5, 1, min_scale=1, max_scale=100.0))
     assert tensors[0].item() == held
 
 
 def test_one_bound_alone_and_nan() -> None:
     tensors = state(math.nan, 0, 0.0)
-    update_scale_(*tensors, 2.0, 0.5, 1, min_scale=1.0)
+    update_scale_(*tensors, ScaleRule(2.0, 0.5, 1, min_scale=1.0))
     assert tensors[0].isnan()
     tensors = state(1e6, 0, 1.0)
-    update_scale_(*tensors, 2.0, 0.5, 1, max_scale=10.0)
+    update_scale_(*tensors, ScaleRule(2.0, 0.5, 1, max_scale=10.0))
     assert tensors[0].item() == 10.0
 
 
 @pytest.mark.parametrize("bound", [0.1, 3.3, 1e-40])
 def test_bounds_are_rounded_to_float32(bound: float) -> None:
     tensors = state(bound / 8, 0, 1.0)
-    update_scale_(*tensors, 2.0, 0.5, 1, min_scale=bound, max_scale=math.inf)
+    update_scale_(*tensors, ScaleRule(2.0, 0.5, 1, min_scale=bound, max_scale=math.inf))
     assert tensors[0].equal(torch.tensor(bound))
     tensors = state(bound * 8, 0, 0.0)
-    update_scale_(*tensors, 2.0, 0.5, 1, min_scale=0.0, max_scale=bound)
+    update_scale_(*tensors, ScaleRule(2.0, 0.5, 1, min_scale=0.0, max_scale=bound))
     assert tensors[0].equal(torch.tensor(bound))
 
 
 @pytest.mark.parametrize("factor", [math.inf, math.nan])
 def test_factors_that_are_not_finite_are_refused(factor: float) -> None:
     with pytest.raises(OptionError, match=f"growth_factor: expected a finite number, got {factor}"):
-        update_scale_(*state(1.0, 0, 0.0), factor, 0.5, 1)
+        update_scale_(*state(1.0, 0, 0.0), ScaleRule(factor, 0.5, 1))
     with pytest.raises(OptionError, match="backoff_factor"):
-        update_scale_(*state(1.0, 0, 0.0), 2.0, factor, 1)
+        update_scale_(*state(1.0, 0, 0.0), ScaleRule(2.0, factor, 1))
 
 
 def test_one_element_vectors_serve() -> None:
     scale, tracker, found_inf = (tensor.reshape(1) for tensor in state(4.0, 0, 1.0))
     version = scale._version
-    update_scale_(scale, tracker, found_inf, 2.0, 0.5, 1)
+    update_scale_(scale, tracker, found_inf, ScaleRule(2.0, 0.5, 1))
     assert scale.tolist() == [2.0]
     assert scale._version > version

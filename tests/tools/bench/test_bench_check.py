@@ -65,11 +65,11 @@ def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, n
     from fxamp import kernels
     from fxamp.scaler import scale as scaler_scale
 
-    def never_grows(scale: Any, tracker: Any, flag: Any, *factors: Any, **more: Any) -> None:
+    def never_grows(scale: Any, tracker: Any, flag: Any, rule: Any) -> None:
         scale.mul_(torch.where(flag != 0, 0.5, 1.0))
 
     monkeypatch.setattr(kernels, "update_scale_", never_grows)
-    monkeypatch.setattr(scaler_scale, "update_by_rule_", never_grows)
+    monkeypatch.setattr(scaler_scale, "update_scale_", never_grows)
     assert outcome(name).status == WRONG
 
 

@@ -85,7 +85,7 @@ def _update(device: str) -> Callable[[], str]:
         ]
         for step in range(12):
             flag = torch.tensor(float(step in (3, 4, 8)), device=device)
-            kernels.update_scale_(*pairs[0], flag, 2.0, 0.5, 2)
+            kernels.update_scale_(*pairs[0], flag, kernels.ScaleRule(2.0, 0.5, 2))
             torch._amp_update_scale_(*pairs[1], flag, 2.0, 0.5, 2)
             require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step} differs from torch's")
         return "12 updates equal torch's"
