@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture.autocast_state import regions_closed_on_error
 from fxamp.capture.regions import DIFFERENTIATING
+from fxamp.graph import first_computation
 from fxamp.graph.higher_order_ops import bodies
 
 P = ParamSpec("P")
@@ -36,7 +37,7 @@ def follow_grad_mode(gm: GraphModule, ambient: bool = True) -> None:
             follow_grad_mode(body.module, now)
     if not ends:
         return
-    with gm.graph.inserting_before(next(node for node in gm.graph.nodes if node.op != "placeholder")):
+    with gm.graph.inserting_before(first_computation(gm.graph)):
         mode = gm.graph.call_function(torch.is_grad_enabled)
     mode.meta["val"] = ambient
     for end in ends:

@@ -32,7 +32,7 @@ from fxamp.capture.recorded_values import is_recorded, recorded_value
 from fxamp.capture.region_calls import inline_regions
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
 from fxamp.errors import CaptureError
-from fxamp.graph import fake_mode_of, follows_input, inherit_provenance, is_answered, register
+from fxamp.graph import fake_mode_of, first_computation, follows_input, inherit_provenance, is_answered, register
 from fxamp.graph.higher_order_ops import OPAQUE, gradient_hook
 from fxamp.torch_private import drop_guards_on_ragged_sizes, make_fx, real_object, rebind_sizes, size_tables
 from fxamp.torch_private.parts.fx import disable_proxy_modes_tracing, py_sym_types, tracing, track_tensor_tree
@@ -67,7 +67,7 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
 
 def _move_placeholders_ahead(graph: Graph) -> None:
     """Move placeholders ahead of all calls: Dynamo 2.11 puts a size that a selective checkpoint reads after it."""
-    first = next(node for node in graph.nodes if node.op != "placeholder")
+    first = first_computation(graph)
     late = [node for node in graph.find_nodes(op="placeholder", sort=True) if first < node]
     for node in late:
         first.prepend(node)

@@ -6,11 +6,10 @@ twice or taken from a cache, the tracer confuses them, and a gradient is silentl
 
 from collections.abc import Iterable
 
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.errors import CaptureError
-from fxamp.graph import describe_source, fake_tensors, op_name, writes
+from fxamp.graph import describe_source, fake_tensors, is_mutable, op_name, writes
 from fxamp.torch_private.parts.fx import py_sym_types
 
 
@@ -61,8 +60,7 @@ class Reads:
     def _targets(self, node: Node) -> set[Node]:
         """Return ``node`` and, if it is the result of a write, the tensor that was written to."""
         if node not in self._written:
-            in_place = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-            targets = [self._targets(target) for target in (writes(node) if in_place else ())]
+            targets = [self._targets(target) for target in (writes(node) if is_mutable(node) else ())]
             self._written[node] = {node}.union(*targets)
         return self._written[node]
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
+from fxamp.graph import first_computation
 from fxamp.graph.submodules import all_paths, first_names, named_buffers, named_parameters
 
 
@@ -38,7 +39,7 @@ def read_state(rewritten: GraphModule, source: nn.Module, inputs: Sequence[Any])
     names = {id(tensor): name for name, tensor in state_of(source).items()}
     placeholders = rewritten.graph.find_nodes(op="placeholder")
     left = [at for at, value in enumerate(inputs) if id(value) not in names]
-    first = next(node for node in rewritten.graph.nodes if node.op != "placeholder")
+    first = first_computation(rewritten.graph)
     for node, value in zip(placeholders, inputs, strict=True):
         if id(value) in names:
             _read(node, names[id(value)], first)

@@ -10,9 +10,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph.arguments import arguments
+from fxamp.graph.arguments import argument, arguments
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
-from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, tensor_value
+from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, is_mutable, tensor_value
 from fxamp.graph.opaque_writes import is_functional, written_inputs
 from fxamp.graph.tensor_wrappers import follows_input
 
@@ -30,7 +30,6 @@ class AliasSets:
 
     def __init__(self, graph: Graph) -> None:
         self._parent: dict[Node, Node] = {}
-        self._written: set[Node] = set()
         for node in graph.nodes:
             for source in aliased_inputs(node):
                 self._union(node, source)
@@ -135,8 +134,8 @@ def alias_of(node: Node) -> Node | None:
     sources = aliased_inputs(node)
     if len(sources) != 1:
         return None
-    if isinstance(node.target, OpOverload):
-        return sources[0] if node.target._schema.is_mutable else None
+    if is_mutable(node):
+        return sources[0]
     if node.target is not operator.getitem:
         return None
     owner, index = node.args
@@ -156,10 +155,7 @@ def unchanged_input(node: Node) -> Node | None:
     before, after = tensor_value(source), tensor_value(node)
     if before is None or after is None or (before.dtype, before.device) != (after.dtype, after.device):
         return None
-    by_name = {
-        a.name: node.args[i] for i, a in enumerate(node.target._schema.arguments[: len(node.args)])
-    } | node.kwargs
-    if by_name.get("copy") or by_name.get("memory_format") not in (None, torch.preserve_format):
+    if argument(node, "copy") or argument(node, "memory_format") not in (None, torch.preserve_format):
         return None
     return source if isinstance(source, Node) else None
 
@@ -269,8 +265,7 @@ def _aliased_by_pick(node: Node) -> list[Node]:
 def _converts(node: Node) -> bool:
     """Whether a conversion creates a new tensor: of another dtype, or a copy that the program asks for."""
     before, after = tensor_value(node.args[0]), tensor_value(node)
-    copies = any(argument.name == "copy" and value is True for argument, value in arguments(node))
-    return copies or (before is not None and after is not None and before.dtype != after.dtype)
+    return argument(node, "copy") is True or (before is not None and after is not None and before.dtype != after.dtype)
 
 
 def _annotated(node: Node) -> list[Node]:

@@ -173,7 +173,18 @@ def is_answered(node: Node) -> bool:
     """Whether ``node``, of a graph that was just traced, computes a number that the traced code has read."""
     if not isinstance(node.target, OpOverload) or "val" in node.meta:
         return False
-    return bool(node.target._schema.returns) and not node.target._schema.is_mutable
+    return bool(node.target._schema.returns) and not is_mutable(node)
+
+
+def is_mutable(node: Node) -> bool:
+    """Whether ``node`` calls an op that writes to an argument, by its schema."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def first_computation(graph: Graph) -> Node:
+    """Return the first node that is not an input; what is inserted before it may read all inputs."""
+    first: Node = next(node for node in graph.nodes if node.op != "placeholder")
+    return first
 
 
 def graph_output(graph: Graph) -> Node:

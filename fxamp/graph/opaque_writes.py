@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph.nodes import subgraphs
+from fxamp.graph.nodes import is_mutable, subgraphs
 from fxamp.graph.tensor_wrappers import is_wrapper
 
 #: Higher-order ops that write to their operands only where a body does, and return nothing that shares their memory
@@ -94,7 +94,7 @@ def _targets(node: Node) -> Iterable[Node]:
     if node.op not in ("call_function", "call_method"):
         return []
     if isinstance(node.target, OpOverload):
-        return node.all_input_nodes if node.target._schema.is_mutable else []
+        return node.all_input_nodes if is_mutable(node) else []
     if isinstance(node.target, HigherOrderOperator):
         return written_inputs(node)
     if not _writes_by_name(node):

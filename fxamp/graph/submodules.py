@@ -7,6 +7,7 @@ while it runs). What fxamp reads must not depend on these methods, and reading m
 
 import weakref
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -47,16 +48,17 @@ def all_paths(root: nn.Module, path: str = "", above: tuple[int, ...] = ()) -> I
 
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter below ``root``, once for every name that it has."""
-    for path, module in all_paths(root):
-        for name, value in module._parameters.items():
-            if value is not None:
-                yield f"{path}.{name}" if path else name, value
+    return _named(root, "_parameters")
 
 
 def named_buffers(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield each buffer below ``root``, once for every name that it has."""
+    return _named(root, "_buffers")
+
+
+def _named(root: nn.Module, store: str) -> Iterator[tuple[str, Any]]:
     for path, module in all_paths(root):
-        for name, value in module._buffers.items():
+        for name, value in getattr(module, store).items():
             if value is not None:
                 yield f"{path}.{name}" if path else name, value
 

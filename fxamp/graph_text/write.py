@@ -53,6 +53,7 @@ def _class(listing: Listing, name: str, indent: str) -> Iterator[str]:
 
 
 def _parameter(entry: Entry) -> str:
+    """Return the entry's name with its types, as a parameter and a target of an assignment have it."""
     annotation = _annotation(entry)
     return f'{entry.name}: "{annotation}"' if annotation else entry.name
 
@@ -68,9 +69,7 @@ def _statement(entry: Entry) -> Iterator[str]:
     if entry.kind == "output":
         yield f"return {entry.call}"
         return
-    annotation = _annotation(entry)
-    left = f'{entry.name}: "{annotation}"' if annotation else entry.name
-    yield f"{left} = {entry.call}"
+    yield f"{_parameter(entry)} = {entry.call}"
 
 
 def _annotated(entry: Entry) -> bool:

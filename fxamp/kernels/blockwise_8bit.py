@@ -23,6 +23,7 @@ kernel has its own code for each, and Inductor fuses the ATen ops. They also tak
 scales.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,24 +159,16 @@ def _stochastic_round(value: Tensor, key: Tensor, slot: int) -> Tensor:
     return torch.where(value.isnan(), torch.full((), float("nan"), dtype=torch.bfloat16, device=value.device), rounded)
 
 
-_SCHEMAS = {
-    "draw_key": "(Tensor count, Tensor stream) -> Tensor",
-    "block_scales": "(Tensor value) -> Tensor",
-    "encode": "(Tensor value, Tensor scales, Tensor key, str code, int slot) -> Tensor",
-    "decode": "(Tensor codes, Tensor scales, str code) -> Tensor",
-    "stochastic_round": "(Tensor value, Tensor key, int slot) -> Tensor",
-}
-_PLAIN = {
-    "draw_key": _draw_key,
-    "block_scales": _block_scales,
-    "encode": _encode,
-    "decode": _decode,
-    "stochastic_round": _stochastic_round,
+_OPS: dict[str, Callable[..., Tensor]] = {
+    "draw_key(Tensor count, Tensor stream) -> Tensor": _draw_key,
+    "block_scales(Tensor value) -> Tensor": _block_scales,
+    "encode(Tensor value, Tensor scales, Tensor key, str code, int slot) -> Tensor": _encode,
+    "decode(Tensor codes, Tensor scales, str code) -> Tensor": _decode,
+    "stochastic_round(Tensor value, Tensor key, int slot) -> Tensor": _stochastic_round,
 }
 _library = torch.library.Library("fxamp", "FRAGMENT")  # type: ignore[no-untyped-call]
-for _name, _function in _PLAIN.items():
-    _library.define(_name + _SCHEMAS[_name])  # type: ignore[no-untyped-call]
-    _library.impl(_name, _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+for _schema, _function in _OPS.items():
+    _library.impl(_library.define(_schema), _function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 draw_key = torch.ops.fxamp.draw_key
 """``(count, stream) -> key``: 0-dim int32 each; the key of random bits in the step of that number."""
@@ -188,5 +181,7 @@ decode = torch.ops.fxamp.decode
 stochastic_round = torch.ops.fxamp.stochastic_round
 """``(value, key, slot) -> bfloat16 [n]``: each element becomes one of its two neighbours, without bias."""
 
-DECOMPOSITIONS: dict[Any, Any] = {getattr(torch.ops.fxamp, name).default: plain for name, plain in _PLAIN.items()}
+DECOMPOSITIONS: dict[Any, Any] = {
+    getattr(torch.ops.fxamp, schema.partition("(")[0]).default: function for schema, function in _OPS.items()
+}
 """The same in ATen ops, for Inductor."""

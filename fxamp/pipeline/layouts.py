@@ -20,7 +20,16 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import GraphWriter, computed, dense_order, expanded_order, has_strides, same_shape, same_strides
+from fxamp.graph import (
+    GraphWriter,
+    computed,
+    dense_order,
+    expanded_order,
+    has_strides,
+    is_mutable,
+    same_shape,
+    same_strides,
+)
 from fxamp.passes.base import Context, TracedPass
 
 aten = torch.ops.aten
@@ -62,7 +71,7 @@ class TracedLayouts:
         was = pytree.tree_leaves(self._arguments[node])
         if node.op == "output":
             was = was[:outputs]
-        elif len(was) != len(now) or _writes(node):
+        elif len(was) != len(now) or is_mutable(node):
             return False
         pairs = [self._restored(*pair, node, copies) for pair in zip(was, now, strict=False)]
         restored = [*(source for source, _ in pairs), *now[len(pairs) :]]
@@ -142,7 +151,7 @@ def _computed_again(node: Node) -> bool:
     """Apply rule 3; return whether the value of ``node`` changed."""
     if node.target is not operator.getitem and not isinstance(node.target, OpOverload):
         return False
-    if isinstance(node.target, OpOverload) and (_writes(node) or _NEW_NUMBERS.intersection(node.target.tags)):
+    if isinstance(node.target, OpOverload) and (is_mutable(node) or _NEW_NUMBERS.intersection(node.target.tags)):
         return False
     value = computed(node)
     if _alike(value, node.meta.get("val")):
@@ -153,10 +162,6 @@ def _computed_again(node: Node) -> bool:
 
 #: Ops with these tags create new symbolic numbers each time.
 _NEW_NUMBERS = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
-
-
-def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _alike(a: object, b: object) -> bool:

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_verbatim
 from fxamp.errors import BannedOpError
-from fxamp.graph import describe_source, module_path, op_name
+from fxamp.graph import describe_source, is_mutable, module_path, op_name
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order_ops import Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
@@ -111,7 +111,7 @@ def _ruled(
         return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
     if region.lower is None:
         return Decision(None, None, f"autocast is disabled here, so rule {rule.id} does not apply")
-    if node.target._schema.is_mutable:  # type: ignore[union-attr]
+    if is_mutable(node):
         return Decision(
             None, region.lower, f"in-place and out= calls follow their inputs, so rule {rule.id} does not apply"
         )

@@ -29,6 +29,7 @@ from fxamp.graph import (
     inherit_provenance,
     is_answered,
     is_composite,
+    is_mutable,
     module_classes,
     module_path,
     op_name,
@@ -191,9 +192,8 @@ class _Expander:
 
 
 def _is_candidate(node: Node, device: str) -> bool:
-    if node.op != "call_function" or not is_composite(node.target, device) or is_view(node):
-        return False
-    return not node.target._schema.is_mutable  # type: ignore[union-attr]
+    composite = node.op == "call_function" and is_composite(node.target, device)
+    return composite and not is_view(node) and not is_mutable(node)
 
 
 def _signature(node: Node) -> Hashable:

@@ -31,6 +31,7 @@ from fxamp.graph import (
     AliasSets,
     GraphWriter,
     fake_tensors,
+    first_computation,
     graph_output,
     is_pure,
     nesting_change,
@@ -137,7 +138,7 @@ def _written(gm: GraphModule) -> list[Node]:
 
 def _places(gm: GraphModule) -> dict[Node, tuple[Node, Node]]:
     """Return for each node what to measure, itself or a view, and the node before which to measure it (1, 4, 5)."""
-    first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+    first = first_computation(gm.graph)
     depth, outside, inside, aliases = 0, set[Node](), list[Node](), AliasSets(gm.graph)
     places: dict[Node, tuple[Node, Node]] = {}
     for node in gm.graph.nodes:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 import fxamp.kernels  # noqa: F401  registers fxamp::check_unscale
-from fxamp.graph import GraphWriter
+from fxamp.graph import GraphWriter, first_computation
 from fxamp.passes.shared.widening import before_widening
 from fxamp.torch_dtypes import HALVES, widest_float
 from fxamp.torch_private import is_dynamic
@@ -71,7 +71,7 @@ class UnscaleWriter:
     def scale(self, tangent: Node) -> None:
         """Replace ``tangent`` for all its users by itself times the scale, in its dtype."""
         users = list(tangent.users)
-        with self._graph.inserting_before(_first_computation(self._graph)):
+        with self._graph.inserting_before(first_computation(self._graph)):
             scaled = self._times(tangent, self._scale)
         for user in users:
             user.replace_input_with(tangent, scaled)
@@ -226,8 +226,3 @@ def _sparse(node: Node) -> bool:
 
 def _half(node: Node) -> bool:
     return node.meta["val"].dtype in HALVES
-
-
-def _first_computation(graph: Graph) -> Node:
-    first: Node = next(node for node in graph.nodes if node.op != "placeholder")
-    return first

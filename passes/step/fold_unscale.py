@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter
+from fxamp.graph import GraphWriter, first_computation
 from fxamp.passes.base import Context, Pass, Result, broken_by
 
 #: Key of ``node.meta``, set on the inputs that are gradients.
@@ -47,7 +47,7 @@ class FoldUnscale(Pass[Context]):
         bare = [node for node in marked if node.users]
         writer, device = GraphWriter(gm.graph, context.mode), marked[0].meta["val"].device
         factors = [writer.input(name, dtype=torch.float32, device=device) for name in names]
-        first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+        first = first_computation(gm.graph)
         for gradient in bare:
             users = list(gradient.users)
             with gm.graph.inserting_before(first):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, tensor_value
+from fxamp.graph import GraphWriter, is_mutable, tensor_value
 from fxamp.passes.base import Context, Pass, Result, broken_by
 
 aten = torch.ops.aten
@@ -71,9 +71,7 @@ def _guarded(node: Node) -> bool:
 
 
 def _writes_elsewhere(node: Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if not node.target._schema.is_mutable:
+    if not is_mutable(node):
         return False
     target = node.args[0] if node.args else None
     return not (isinstance(target, Node) and target.op == "placeholder" and node.target is aten.copy_.default)

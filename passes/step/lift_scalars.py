@@ -20,7 +20,7 @@ import torch
 from torch import SymFloat
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter
+from fxamp.graph import GraphWriter, first_computation
 from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
@@ -159,7 +159,7 @@ class _Writer:
 
     def _one_input(self, inputs: list[Node]) -> None:
         numbers = self._writer.input(NUMBERS, len(inputs), dtype=torch.float64, device=self._device, before=inputs[0])
-        first = next(node for node in self._graph.nodes if node.op != "placeholder")
+        first = first_computation(self._graph)
         with self._graph.inserting_before(first):
             for at, node in enumerate(inputs):
                 self._of[node] = self._call(aten.select.int, numbers, 0, at)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter
+from fxamp.graph import GraphWriter, first_computation
 from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
 from fxamp.passes.base import Context, Pass, Result, broken_by
 
@@ -81,7 +81,7 @@ class _Packer:
 
     def __init__(self, gm: GraphModule, writer: GraphWriter, options: PackState) -> None:
         self._graph, self._writer, self._options = gm.graph, writer, options
-        self._first = next(node for node in gm.graph.nodes if node.op != "placeholder")
+        self._first = first_computation(gm.graph)
         self._slots = 0
         self._key: Node | None = None
 

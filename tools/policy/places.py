@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from fxamp.capture import Captured, capture
-from fxamp.graph import all_graphs, argument, base_name, dtype_of, module_path, op_name
+from fxamp.graph import all_graphs, argument, base_name, dtype_of, is_mutable, module_path, op_name
 from fxamp.graph.aliases import aliased_inputs
 from fxamp.passes.base import CastContext
 from fxamp.passes.forward.expand_composites import ExpandComposites
@@ -102,7 +102,7 @@ def _writes(shown: GraphModule) -> Mapping[Node, list[Node]]:
     """Return the calls that write to each result in place, which happens in the dtype that its op returns."""
     writes: dict[Node, list[Node]] = defaultdict(list)
     for node in shown.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable and dtype_of(node) in _CASTABLE:
+        if is_mutable(node) and dtype_of(node) in _CASTABLE:
             written = node
             while len(sources := aliased_inputs(written)) == 1:
                 (written,) = sources

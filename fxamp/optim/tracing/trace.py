@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
+from fxamp.graph import is_mutable
 from fxamp.optim.errors import NotCompilableError, explaining_failures
 from fxamp.optim.reading.layout import Layout, with_values
 from fxamp.optim.tracing.as_parameters import as_parameters
@@ -213,7 +214,7 @@ def trace_step(
         gm = make_fx(functional, decompositions | ops_on_lists())(*inputs, *floats)
     _describe(gm, layout, [*inputs, *floats])
     guards = tuple(guard.expr for guard in mode.shape_env.guards)  # type: ignore[union-attr]
-    writes_gradients = any(_writes(user) for node in gradients(gm) for user in node.users)
+    writes_gradients = any(is_mutable(user) for node in gradients(gm) for user in node.users)
     return Traced(gm, mode, guards, symbols, tuple(constants), tuple(lifted), writes_gradients)
 
 
@@ -278,9 +279,9 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
     """Give the graph's inputs their values and roles, and mark the gradients; remove unused nodes and writes."""
     start, end = len(layout.parameters), len(layout.parameters) + len(layout.active())
     for node in gm.graph.find_nodes(op="placeholder")[start : layout.setting_places().stop]:
-        for user in [user for user in node.users if _writes(user) and _is_unchanged(user.args[1], node)]:
+        for user in [user for user in node.users if is_mutable(user) and _is_unchanged(user.args[1], node)]:
             gm.graph.erase_node(user)
-    gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or _writes(node))
+    gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or is_mutable(node))
     settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
     state = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
     roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + state
@@ -294,7 +295,7 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
 
 def changes_nothing(gm: GraphModule) -> bool:
     """Whether a step's graph writes to each of its inputs what is there already."""
-    return all(_is_unchanged(node.args[1], node.args[0]) for node in gm.graph.nodes if _writes(node))
+    return all(_is_unchanged(node.args[1], node.args[0]) for node in gm.graph.nodes if is_mutable(node))
 
 
 def _is_unchanged(value: Any, node: Any) -> bool:
@@ -302,7 +303,3 @@ def _is_unchanged(value: Any, node: Any) -> bool:
     while isinstance(value, torch.fx.Node) and value is not node and value.target in copies:
         value = value.args[copies[value.target]]
     return value is node
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

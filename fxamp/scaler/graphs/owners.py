@@ -26,8 +26,7 @@ def owners(node: Any, outputs: int, positions: Sequence[int]) -> list[Tensor | N
 
 def owner_references(outputs: int, positions: Sequence[int]) -> list["weakref.ref[Tensor] | None"]:
     """Return weak references to :func:`owners` of the running node."""
-    ends = leaves(running_node(), outputs)
-    return [weakref.ref(leaf) if isinstance(leaf := ends[at], nn.Parameter) else None for at in positions]
+    return [None if owner is None else weakref.ref(owner) for owner in owners(running_node(), outputs, positions)]
 
 
 def leaves(node: Any, outputs: int) -> list[Tensor | None]:
