@@ -3,11 +3,12 @@
 import copy
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from support.checks.exhaustive import each_once, exhaustive
-from support.oracles.like_autocast import run
+from support.oracles.like_autocast import compile_with, run
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -58,10 +59,8 @@ class Plain(nn.Module):
         return self.last(self.first(x).square() * 1e4)
 
 
-def compiled(model: nn.Module, lowering: str = "aot_eager", **options: object) -> nn.Module:
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options={"lowering": lowering, **options})
-    return twin
+def compiled(model: nn.Module, lowering: str = "aot_eager", **options: object) -> Any:
+    return compile_with(model, lowering, policy="auto", **options)
 
 
 def policies(model: Callable[..., object]) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
+from support.oracles.like_autocast import compile_with
 from support.oracles.mxfp8_beside import RECIPES as MXFP8
 from support.oracles.mxfp8_beside import converted as in_mxfp8
-from support.oracles.rounded_training import compiled, same, whole_error
+from support.oracles.rounded_training import same, whole_error
 from support.oracles.torchao_beside import FNUZ, MULTIPLIED, RECIPES, autocast, converted, multiplied
 from support.programs.small_models import Wrapped
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def test_linear_layers_are_torchaos(recipe: str, lowering: str) -> None:
         with autocast(torch.bfloat16):
             return theirs(value)
 
-    ours = compiled(model, policy=policy(recipe), lowering=lowering)
+    ours = compile_with(model, policy=policy(recipe), lowering=lowering)
     assert same(gradients(ours, ours, x), gradients(beside if whole else theirs, theirs, x)) == []
 
 
@@ -92,7 +93,7 @@ class Head(Layers):
 
 
 def test_the_report_says_what_runs_in_fp8_and_why_the_rest_does_not() -> None:
-    model = compiled(Head(), policy="cpu-bfloat16-fp8", lowering="aot_eager")
+    model = compile_with(Head(), policy="cpu-bfloat16-fp8", lowering="aot_eager")
     model(torch.randn(1, 16, 32))
     report = fxamp.report(model)
     assert report.graphs[0].ops_by_dtype["fp8"] == 2
@@ -109,11 +110,11 @@ scores are close: 3 bits of mantissa are too few.""")
 
 def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     small = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 24))
-    compiled(Wrapped(small), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 24))
-    compiled(Wrapped(small[0]), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(4, 24))
+    compile_with(Wrapped(small), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 24))
+    compile_with(Wrapped(small[0]), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(4, 24))
     convolution = nn.Conv1d(4, 4, 3)
-    compiled(Wrapped(convolution), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(1, 4, 8))
-    compiled(Layers(), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 16, 32))
+    compile_with(Wrapped(convolution), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(1, 4, 8))
+    compile_with(Layers(), policy="cpu-bfloat16-fp8", lowering="eager")(torch.randn(2, 16, 32))
     messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     start, why = "policy cpu-bfloat16-fp8: nothing of a compiled graph runs in fp8: ", "size 0 of weight is 24, not %16"
     assert messages == [
@@ -160,7 +161,7 @@ def test_what_a_checkpoint_computes_again_is_the_same(recipe: str) -> None:
     model, x = Block(), torch.randn(2, 9, 32)
     outcomes = []
     for again in (False, True):
-        ours = compiled(model, policy=policy(recipe), lowering="aot_eager")
+        ours = compile_with(model, policy=policy(recipe), lowering="aot_eager")
         outcomes.append(gradients(ours, ours, x, again))
     assert same(*outcomes) == []
 
@@ -180,16 +181,16 @@ def test_every_way_to_run_it_gives_the_same(way: tuple[str, str]) -> None:
     model, tokens = Tied(), torch.randint(64, (4, 17))
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, tokens)
-    plain = compiled(model, policy=policy(recipe, base=base), lowering="eager")
+    plain = compile_with(model, policy=policy(recipe, base=base), lowering="eager")
     expected = gradients(plain, plain, tokens)
     assert distance(expected, exact) < 0.35
     torch._dynamo.mark_dynamic(tokens, 1)
-    moving = compiled(model, policy=policy(recipe, base=base), lowering="aot_eager")
+    moving = compile_with(model, policy=policy(recipe, base=base), lowering="aot_eager")
     assert same(gradients(moving, moving, tokens), expected) == []
     shorter = tokens[:, :9].contiguous()
     with torch._dynamo.config.patch(error_on_recompile=True):
         results = gradients(moving, moving, shorter)
-    anew = compiled(model, policy=policy(recipe, base=base), lowering="eager")
+    anew = compile_with(model, policy=policy(recipe, base=base), lowering="eager")
     assert same(results, gradients(anew, anew, shorter)) == []
 
 
@@ -198,7 +199,7 @@ def test_a_scaler_sees_what_overflows(recipe: str) -> None:
     model, x = Layers(), torch.randn(2, 16, 32)
     exact = gradients(model, model, x)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
-    ours = compiled(model, policy=policy(recipe, base="cpu-float16"), lowering="aot_eager", scaler=scaler)
+    ours = compile_with(model, policy=policy(recipe, base="cpu-float16"), lowering="aot_eager", scaler=scaler)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
 
     def step(value: Tensor) -> None:
@@ -220,7 +221,7 @@ def test_inductor_errs_no_more_and_hides_nothing() -> None:
     model, x = Layers(), torch.randn(2, 16, 32)
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, twin, x.double())
-    plain, fused = (compiled(model, policy=policy("rowwise"), lowering=name) for name in ("aot_eager", "inductor"))
+    plain, fused = (compile_with(model, policy=policy("rowwise"), lowering=name) for name in ("aot_eager", "inductor"))
     allowed = 1.25 * whole_error(gradients(plain, plain, x), exact)
     assert whole_error(gradients(fused, fused, x), exact) <= allowed
     for bad in (torch.inf, torch.nan):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.checks.exhaustive import exhaustive
 from support.oracles import experts_beside
+from support.oracles.like_autocast import compile_with
 from support.oracles.mxfp8_beside import EmulatedLinear
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,11 +52,8 @@ def gradients(call: nn.Module, *inputs: Tensor) -> list[Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, wanted)]
 
 
-def compiled(model: nn.Module, policy: Any, lowering: str = "aot_eager", **options: Any) -> nn.Module:
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options={"policy": policy, "lowering": lowering, **options})
-    return twin
+def compiled(model: nn.Module, policy: Any, lowering: str = "aot_eager", **options: Any) -> Any:
+    return compile_with(model, lowering, policy=policy, **options)
 
 
 def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:

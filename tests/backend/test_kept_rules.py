@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 import torch._functorch.partitioners as partitioners
 from support.checks.exhaustive import each_once, exhaustive
 from support.machines.lacks import needs_compiler
-from support.oracles.saved_tensors_oracle import in_eight_bits, packed_gradients
+from support.oracles.saved_tensors_oracle import as_autograd_keeps, in_eight_bits, packed_gradients
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.autograd.graph import saved_tensors_hooks
@@ -93,14 +93,8 @@ PROGRAMS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 
 
 @pytest.fixture
-def keeps_what_eager_keeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
-
-    def partition(gm: Any, inputs: Any, **settings: Any) -> Any:
-        return partitioners.default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
-
-    monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", partition)
-    yield
+def keeps_what_eager_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioners, "min_cut_rematerialization_partition", as_autograd_keeps)
 
 
 def compiled_gradients(

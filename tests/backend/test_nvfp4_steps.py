@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.checks.exhaustive import exhaustive
-from support.oracles.rounded_training import compiled, last_loss, same, whole_error
+from support.oracles.like_autocast import compile_with
+from support.oracles.rounded_training import last_loss, same, whole_error
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -75,18 +76,18 @@ def tokens() -> Tensor:
 @pytest.mark.exhaustive
 def test_a_seed_decides_the_bits_under_every_lowering_without_a_compiler(model: nn.Module, tokens: Tensor) -> None:
     """And sizes may be dynamic: rows of a weight's gradient are padded by a symbolic number of zeros."""
-    plain = compiled(model, policy=policy(), lowering="eager")
+    plain = compile_with(model, policy=policy(), lowering="eager")
     expected = gradients(plain, tokens)
     assert same(gradients(plain, tokens), expected) == []
     other = same(gradients(plain, tokens, seed=1), expected)
     assert "loss" not in other and {"up.weight", "down.weight"} <= set(other)
     torch._dynamo.mark_dynamic(tokens, 1)
-    moving = compiled(model, policy=policy(), lowering="aot_eager")
+    moving = compile_with(model, policy=policy(), lowering="aot_eager")
     assert same(gradients(moving, tokens), expected) == []
     shorter = tokens[:, :9].contiguous()
     with torch._dynamo.config.patch(error_on_recompile=True):
         results = gradients(moving, shorter)
-    anew = compiled(model, policy=policy(), lowering="eager")
+    anew = compile_with(model, policy=policy(), lowering="eager")
     assert same(results, gradients(anew, shorter)) == []
 
 
@@ -95,14 +96,14 @@ def test_what_a_checkpoint_computes_again_is_the_same(tokens: Tensor, lowering: 
     """Nothing of a forward is random, so a checkpoint neither draws numbers nor needs those of the first time."""
     model, outcomes = Once(), []
     for again in (False, True):
-        ours = compiled(model, policy=policy(), lowering=lowering)
+        ours = compile_with(model, policy=policy(), lowering=lowering)
         outcomes.append(gradients(ours, tokens, again))
     assert same(*outcomes) == []
 
 
 @pytest.mark.exhaustive
 def test_a_forward_draws_no_numbers(model: nn.Module, tokens: Tensor) -> None:
-    ours = compiled(model, policy=policy(), lowering="aot_eager")
+    ours = compile_with(model, policy=policy(), lowering="aot_eager")
     torch.manual_seed(0)
     loss = ours(tokens)
     before = torch.get_rng_state()
@@ -116,7 +117,7 @@ def test_a_forward_draws_no_numbers(model: nn.Module, tokens: Tensor) -> None:
 def test_errors_are_bounded_and_the_odd_layer_is_named(model: nn.Module, tokens: Tensor) -> None:
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, tokens)
-    ours = compiled(model, policy=policy(), lowering="aot_eager")
+    ours = compile_with(model, policy=policy(), lowering="aot_eager")
     assert whole_error(gradients(ours, tokens), exact) < 0.35
     report = fxamp.report(ours)
     assert report.graphs[0].ops_by_dtype["nvfp4"] == 5
@@ -128,9 +129,9 @@ def test_errors_are_bounded_and_the_odd_layer_is_named(model: nn.Module, tokens:
 def test_inductors_gradients_are_as_near_and_follow_the_seed(model: nn.Module, tokens: Tensor) -> None:
     twin = copy.deepcopy(model).double()
     exact = gradients(twin, tokens)
-    plain = compiled(model, policy=policy(), lowering="aot_eager")
+    plain = compile_with(model, policy=policy(), lowering="aot_eager")
     allowed = 1.25 * max(whole_error(gradients(plain, tokens, seed=seed), exact) for seed in range(4))
-    fused = compiled(model, policy=policy(), lowering="inductor")
+    fused = compile_with(model, policy=policy(), lowering="inductor")
     own = gradients(fused, tokens)
     assert whole_error(own, exact) <= allowed
     assert same(gradients(fused, tokens), own) == []
@@ -140,7 +141,7 @@ def test_inductors_gradients_are_as_near_and_follow_the_seed(model: nn.Module, t
 def test_a_scaler_sees_what_overflows() -> None:
     model, x = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)), torch.randn(16, 32)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0**10)
-    ours = compiled(model, policy=policy(base="float16"), lowering="aot_eager", scaler=scaler)
+    ours = compile_with(model, policy=policy(base="float16"), lowering="aot_eager", scaler=scaler)
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.0)
     for value in (x, x.clone().index_fill(0, torch.tensor(3), torch.inf)):
         optimizer.zero_grad()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.checks.exhaustive import each_once
-from support.oracles.rounded_training import compiled
+from support.oracles.like_autocast import compile_with
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -119,7 +119,7 @@ def test_a_product_whose_weight_is_written_to_trains_as_under_autocast(
     if experts and recipe != "rceil":
         pytest.skip("one recipe here is for experts")
     model = Codebook(program, *[4] * experts)
-    ours = compiled(model, policy=policy(recipe, experts), lowering=lowering)
+    ours = compile_with(model, policy=policy(recipe, experts), lowering=lowering)
     actual = trained(ours, ours)
     expected = trained(in_autocast(model), model)
     for value, reference in zip(actual, expected, strict=True):
@@ -136,7 +136,7 @@ def test_other_writes_leave_products_in_8_bits(program: Callable[[Codebook, Tens
     """The input of a product with a frozen weight is not saved, and where gradients are off nothing is."""
     experts = program is written_input_of_experts
     model = Codebook(program, *[4] * experts)
-    ours = compiled(model, policy=policy("rceil", experts), lowering=lowering)
+    ours = compile_with(model, policy=policy("rceil", experts), lowering=lowering)
     actual = trained(ours, ours)
     expected = trained(in_autocast(model), model)
     for value, reference in zip(actual, expected, strict=True):

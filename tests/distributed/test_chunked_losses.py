@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.machines.ranks import on_ranks, said_by_fxamp
+from support.checks.messages import said_by_fxamp
+from support.machines.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate

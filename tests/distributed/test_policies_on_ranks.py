@@ -9,8 +9,9 @@ import torch
 import torch._functorch.partitioners as partitioners
 from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once, exhaustive
-from support.machines.ranks import asked_by, on_ranks, said_by_fxamp, whole
-from support.oracles.saved_tensors_oracle import in_eight_bits, memory
+from support.checks.messages import said_by_fxamp
+from support.machines.ranks import asked_by, on_ranks, whole
+from support.oracles.saved_tensors_oracle import as_autograd_keeps, in_eight_bits, memory
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
@@ -145,11 +146,6 @@ def kept_in_parallel(mesh: DeviceMesh) -> tuple[Gradients, Gradients]:
         result = theirs(x)
     result.square().mean().backward()
     return gradients_of(ours), gradients_of(theirs)
-
-
-def as_autograd_keeps(gm: Any, inputs: Any, **settings: Any) -> Any:
-    """The min cut chooses other values than autograd, and computes the rest again; this partitioner does not."""
-    return partitioners.default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
 
 
 def work(mesh: DeviceMesh, asked: Sequence[tuple[str, str]]) -> dict[str, Any]:

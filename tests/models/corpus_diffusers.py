@@ -37,14 +37,14 @@ def _sequence(axes: int, **more: Any) -> Batch:
     return {"hidden_states": randn(2, 8, 4), **text, **places, **more}
 
 
-def _video(frames: int, text: int, **more: Any) -> Batch:
-    latents = {"hidden_states": randn(1, 4, frames, 8, 8), "encoder_hidden_states": randn(1, 6, text)}
+def _video(frames: int, **more: Any) -> Batch:
+    latents = {"hidden_states": randn(1, 4, frames, 8, 8), "encoder_hidden_states": randn(1, 6, 16)}
     return {**latents, "timestep": torch.tensor([3]), **more}
 
 
 def _hunyuan_video() -> Batch:
     mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
-    return _video(1, 16, encoder_attention_mask=mask, pooled_projections=randn(1, 8), guidance=torch.tensor([6.0]))
+    return _video(1, encoder_attention_mask=mask, pooled_projections=randn(1, 8), guidance=torch.tensor([6.0]))
 
 
 def _unet() -> Batch:
@@ -195,7 +195,7 @@ MODELS: dict[str, Spec] = {
                 **_IMAGE,
             ),
         ),
-        ("wan", _spec("WanTransformer3DModel", lambda: _video(2, 16), **_WAN, **_IMAGE)),
+        ("wan", _spec("WanTransformer3DModel", lambda: _video(2), **_WAN, **_IMAGE)),
         (
             "pixart",
             _spec(

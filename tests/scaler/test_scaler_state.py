@@ -33,10 +33,10 @@ INHERITED = {
 TUNED = {"init_scale": 512.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 3}
 
 
-def used(kind: type[Scaler], iterations: int = 2) -> Scaler:
+def used(kind: type[Scaler]) -> Scaler:
     """A scaler whose every saved value differs from the default."""
     scaler = kind("cpu", **TUNED)
-    train(scaler, iterations)
+    train(scaler, 2)
     return scaler
 
 

@@ -28,9 +28,9 @@ WIDTH, CLASSES, CHUNKS = 32, 64, 4
 SOFTMAX = Rule("softmax", Category.FP32, ("log_softmax", "nll_loss_nd"))
 
 
-def under(recipe: str, chunks: bool = True, dtype: str = "bfloat16") -> Policy:
-    cut = [Rule("cut", ops=("cross_entropy_loss",), chunks=16)] if chunks else []
-    return policy(Rule("fp8", Category.FP8, ("linear",), recipe=recipe), SOFTMAX, *cut, dtype=dtype)
+def under(recipe: str) -> Policy:
+    cut = Rule("cut", ops=("cross_entropy_loss",), chunks=16)
+    return policy(Rule("fp8", Category.FP8, ("linear",), recipe=recipe), SOFTMAX, cut)
 
 
 class Net(nn.Module):

@@ -1,8 +1,6 @@
 """The ranks of a distributed run, forked from a process that has imported torch and fxamp already."""
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +32,6 @@ def asked_by(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """The parameters of each selected test of the module: its ranks run no more than these tests look at."""
     items = (item for item in request.session.items if getattr(item, "module", None) is request.module)
     return [item.callspec.params for item in items if hasattr(item, "callspec")]
-
-
-@contextmanager
-def said_by_fxamp() -> Iterator[list[str]]:
-    """What fxamp logs on this rank within the block."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("fxamp").addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logging.getLogger("fxamp").removeHandler(handler)
 
 
 def whole(value: Tensor) -> Tensor:

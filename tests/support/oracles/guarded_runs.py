@@ -27,7 +27,6 @@ class Scenario:
     bad: tuple[int, ...] = ()
     micro: int = 1
     max_norm: float | None = None
-    steps: int = 5
 
 
 SCENARIOS = {
@@ -84,9 +83,9 @@ class Training:
         self.scaler.update()
         return norm
 
-    def run(self, scenario: Scenario, steps: Sequence[int] | None = None) -> "Training":
-        """Train through all steps of the scenario, or through ``steps`` of it; returns itself."""
-        for step in range(scenario.steps) if steps is None else steps:
+    def run(self, scenario: Scenario, steps: Sequence[int] = range(5)) -> "Training":
+        """Train through ``steps`` of the scenario; returns itself."""
+        for step in steps:
             self.optimizer.zero_grad()
             self.backward(step, scenario)
             norm = self.update(scenario)

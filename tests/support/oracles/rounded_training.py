@@ -1,22 +1,12 @@
-"""Models that train with rounded products: compiled anew, their gradients compared, and what the demo's GPT learns."""
-
-import copy
-from typing import Any
+"""Models that train with rounded products: their gradients compared, and what the demo's GPT learns."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fxamp.policy import Policy
 from fxamp.tools.demo.model import GPT
 from fxamp.tools.demo.sizes import Size
-
-
-def compiled(model: nn.Module, **options: Any) -> Any:
-    """A copy of ``model``, compiled, with nothing of an earlier compilation."""
-    torch._dynamo.reset()
-    twin = copy.deepcopy(model)
-    twin.compile(backend="fxamp", options=options)
-    return twin
+from support.oracles.like_autocast import compile_with
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
@@ -34,7 +24,7 @@ def whole_error(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> float:
 def last_loss(policy: "str | Policy", steps: int, last: int) -> float:
     """The mean of the ``last`` losses of the demo's GPT, on a text that repeats with noise."""
     torch.manual_seed(0)
-    model = compiled(GPT(Size(1, 2, 32, 16, 64)), policy=policy, lowering="aot_eager")
+    model = compile_with(GPT(Size(1, 2, 32, 16, 64)), policy=policy, lowering="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = (torch.arange(4096) * 7 % 64 + (torch.rand(4096) < 0.1)) % 64
     losses = []

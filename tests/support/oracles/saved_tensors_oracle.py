@@ -1,9 +1,11 @@
 """What packing must do, by eager autograd: its saved tensors packed and unpacked by hooks, written independently."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.partitioners import default_partition
 from torch.autograd.graph import saved_tensors_hooks
 
 LARGEST = {torch.int8: 126.0, torch.float8_e4m3fn: 416.0, torch.float8_e5m2: 49152.0}
@@ -24,6 +26,11 @@ def in_eight_bits(flat: Tensor, dtype: torch.dtype, block: int) -> Tensor:
     limit = torch.finfo(flat.dtype).max
     back = (codes * scale).clamp(-limit, limit)
     return torch.where(wide.isfinite(), back, wide).to(flat.dtype).reshape(flat.shape)
+
+
+def as_autograd_keeps(gm: Any, inputs: Any, **settings: Any) -> Any:
+    """Partition; the min cut chooses other values than autograd, and computes the rest again: this does not."""
+    return default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
 
 
 def memory(tensor: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fxamp
 from fxamp.reports.warnings import warn_once
+from support.checks.messages import said_by_fxamp
 
 #: Why numbers differ from torch.compile's where layers share a weight; under "eager" they are autocast's.
 CAST_ONCE = "autocast casts the weight once in a region, and so does fxamp; torch.compile casts it for each use"
@@ -141,7 +142,7 @@ def run(train: Train, way: Way, compile_steps: bool = False) -> Run:
     with ExitStack() as stack:
         warned = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
-        logged = stack.enter_context(_logged())
+        logged = stack.enter_context(said_by_fxamp(logging.WARNING))
         stack.enter_context(_noting(losses))
         if compile_steps:
             stack.enter_context(_compiled_steps())
@@ -199,20 +200,6 @@ def _noting(losses: list[float]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "backward", noting)
         yield
-
-
-@contextmanager
-def _logged() -> Iterator[list[str]]:
-    """Collect what fxamp logs."""
-    messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("fxamp")
-    logger.addHandler(handler)
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(handler)
 
 
 @contextmanager
