@@ -50,7 +50,7 @@ def compiled_function(arguments: Sequence[str], source: str) -> Callable[..., No
 
 
 def order_writes() -> None:
-    """Make Inductor keep reads of a buffer after the writes to it, for good. Raises if Inductor has changed.
+    """Make Inductor keep reads of a buffer after the writes to it, from now on. Imports Inductor. Breaks loudly.
 
     When its C++ backend recomputes a node's loops to fuse it, it loses the fact that the node reads the result of a
     scatter, and may move the node before the scatter, so that gradients become zero. Before torch 2.13 it also loses

@@ -33,7 +33,7 @@ SUBCOMMANDS: Subcommands = {
     ),
     "policies": (
         "fxamp.tools.bench.cost.policies",
-        "each shipped policy: what a step moves and keeps by the count, and its error; fxamp-policy list prints it",
+        "each shipped policy: what a step moves and keeps, as counted, and its error; fxamp-policy list prints it",
     ),
     "kernels": (
         "fxamp.tools.bench.cost.kernels.command",

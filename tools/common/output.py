@@ -35,7 +35,7 @@ def visible(text: str, colours: bool = False) -> str:
 
 def _escape(character: re.Match[str]) -> str:
     code = ord(character[0])
-    return f"\\x{code:02x}" if code < 32 else f"\\u{code:04x}"  # as JSON has those that it does not escape itself
+    return f"\\x{code:02x}" if code < 32 else f"\\u{code:04x}"  # as in JSON
 
 
 def require_folder(file: str | None, *inputs: str | None, option: str = "--output") -> None:

@@ -24,7 +24,7 @@ def parts(comparison: Comparison) -> Iterator[Part]:
 
 
 def policy_parts(comparison: Comparison) -> Iterator[Part]:
-    """Yield the settings, the rules and the ops that differ, as far as there are any."""
+    """Yield the settings, the rules and the ops that differ, if there are any."""
     settings = setting_rows(comparison)
     if settings:
         yield Part("", titles("", "setting", "old", "new"), settings, Shape("marks", change))

@@ -192,7 +192,7 @@ def state_of(model: Any) -> list[Tensor]:
 
 
 def device_of(tensors: Iterable[Tensor]) -> str:
-    """Return the device type of ``tensors``: that of any that are not on the CPU."""
+    """Return the device type of ``tensors``: "cpu" only if all are on the CPU."""
     return min({tensor.device.type for tensor in tensors} - {"cpu"}, default="cpu")
 
 
@@ -223,7 +223,7 @@ def run_compiled(
 
 
 def lowering_of(policy: Policy) -> str:
-    """Return the lowering that runs ``policy`` whole, and torch's own kernels and backward where that is enough."""
+    """Return the lowering that runs all of ``policy``: with torch's own kernels and backward where they are enough."""
     return "aot_eager" if any(policy.has_rules_for(region) for region in ("backward", KEPT)) else "eager"
 
 

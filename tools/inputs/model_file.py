@@ -26,7 +26,7 @@ ACCEPTED = (
     "both), or functions model() and inputs()"
 )
 
-#: Of one running file each: Dynamo caches modules by name.
+#: One for each file that runs: Dynamo caches modules by name.
 _names = (f"__fxamp_model_{at}__" for at in count())
 
 
@@ -58,7 +58,7 @@ def run_file(
     """Run ``file``, and yield what it defines; what is called inside runs as a part of it.
 
     It must define one of each of ``needs``. Raises ListingError with the line where it raised, or with the names that
-    are missing and those that exist; where its text has not all names, before it runs.
+    are missing and those that exist: before it runs if its text lacks one.
     """
     tree = program_syntax(file, kind)
     bound = bound_names(tree)

@@ -35,7 +35,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "PowByNatural": lambda a, b: a**b,
 }
 
-#: What makes large numbers of small ones, by its name in a size: the name that require_small knows.
+#: Operations that make large numbers of small ones, by their name in a size: their name for require_small.
 _POWERS = {"Pow": "pow", "PowByNatural": "pow", "LShift": "lshift"}
 
 

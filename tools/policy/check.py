@@ -41,7 +41,7 @@ def run(options: Namespace) -> int:
 
 
 def _unknown_ops(files: Sequence[str]) -> dict[str, UnknownOps]:
-    """Return what the installed torch says of the ops of each policy or table."""
+    """Return what the installed torch says about the ops of each policy or table."""
     if find_spec("torch") is None:
         notice(f"{PROG}: torch is not installed, so the names of ops were not looked up")
         return {}

@@ -100,7 +100,7 @@ def _fact(text: str, key: str, written: str) -> Any:
         return written
     numbers = written.strip("[]").split(",")
     if not all(number.strip().isdecimal() for number in numbers) or (key != "shape" and len(numbers) > 1):
-        raise ValueError(f"--arg {text!r}: {written!r} is no {key}; accepted: whole numbers")
+        raise ValueError(f"--arg {text!r}: {written!r} is not a {key}; accepted: whole numbers")
     sizes = tuple(int(number) for number in numbers)
     return sizes if key == "shape" else sizes[0]
 

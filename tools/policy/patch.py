@@ -15,7 +15,7 @@ from fxamp.tools.common.output import require_folder
 from fxamp.tools.policy.batches import Workload, load_work
 
 NONFINITE = "options={'nonfinite': 'log'} names the first op of a training run whose result is not finite"
-"""What the run itself says of inf and NaN."""
+"""What the run itself says about inf and NaN."""
 
 
 def add_model(parser: Parser, policy: str) -> None:

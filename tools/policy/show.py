@@ -41,5 +41,5 @@ def resolved(prog: str, name: str, options: Namespace) -> Policy:
         options.device, options.torch, capability=options.capability, arch=options.arch, cpu_features=features
     )
     for condition in policy.unchecked:
-        notice(f"{prog}: [match] {condition}: not checked, because that of the machine is not given")
+        notice(f"{prog}: [match] {condition}: not checked, because the machine's is not given")
     return policy

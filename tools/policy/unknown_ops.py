@@ -12,7 +12,7 @@ from fxamp.policy.file.paths import shown
 from fxamp.policy.model.comparisons import holds, installed_torch_version
 from fxamp.policy.model.op_names import covers, is_glob, spellings
 
-#: Only so many mistakes name the nearest op, which is a search.
+#: The maximum number of mistakes that name the nearest op, which takes a search.
 _SEARCHES = 50
 
 

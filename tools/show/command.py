@@ -40,7 +40,7 @@ def _parser() -> Parser:
     add("--only", metavar="WHAT", help="casts, changed (ops whose dtype differs from the captured one) or a rule's id")
     add("--module", metavar="GLOB", help="only these modules and the modules inside them, such as 'h.0' or '*.attn'")
     add("--why", metavar="NODE", help="the whole chain of reasons for one node: NODE, BODY/NODE or GRAPH:NODE")
-    add("--all", action="store_true", help="print every row, also those of sibling modules that are alike")
+    add("--all", action="store_true", help="print every row, including those of sibling modules that are alike")
     add("--sort", metavar="WHAT", type=one_of(*SORTS), help="bytes: the largest casts first; kept: the largest kept")
     add("--kept", action="store_true", help="only what the forward keeps for the backward, the largest first")
     add("--check", action="store_true", help="print what looks wrong; exit status 1 if anything does")

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from fxamp.graph_text.model import Entry, Listing
 
-#: Fields that contain names; they are compared apart. All others must be equal.
+#: Fields that contain names; they are compared separately. All others must be equal.
 _TEXTS = ("call", "reason", "overruled", "inserted", "verbatim", "not_fp8", "symbol")
 _NAMED = {"name", "target", "inputs", "module", "bodies", *_TEXTS}
 _plain = attrgetter(*(field.name for field in fields(Entry) if field.name not in _NAMED))

@@ -87,7 +87,7 @@ def _totals(listing: Listing, keep: Keep) -> dict[str, Any]:
 
 
 def _some(data: dict[str, Any]) -> dict[str, Any]:
-    """Return ``data`` without empty and unknown values; numbers stay, also 0."""
+    """Return ``data`` without empty and unknown values; numbers stay, even 0."""
     return {
         key: list(value) if isinstance(value, tuple) else value
         for key, value in data.items()

@@ -390,8 +390,8 @@ def _squeezed(line: str) -> str:
 @pytest.mark.parametrize(
     ("compiler", "expected"),
     [
-        ("", r"there is none of g\+\+, clang\+\+, c\+\+; install the package g\+\+"),
-        ("/nowhere/g++", r"CXX is '/nowhere/g\+\+', which is not there; install the package g\+\+"),
+        ("", r"none of g\+\+, clang\+\+, c\+\+ exists; install the package g\+\+"),
+        ("/nowhere/g++", r"CXX is '/nowhere/g\+\+', which does not exist; install the package g\+\+"),
         ("false", "cannot be made to compile"),
     ],
 )

@@ -48,7 +48,7 @@ def parser(prog: str) -> Parser:
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Run all checks; ``say`` receives lines of progress. Raises OptionError without such a device or check."""
+    """Run all checks; ``say`` receives lines of progress. Raises OptionError if there is no such device or check."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -76,7 +76,8 @@ def _outcomes(device: str, options: argparse.Namespace) -> Iterator[Outcome]:
     names = [check.name for check in checks(device, options.lowering)]
     chosen = [at for at, name in enumerate(names) if not options.only or any(text in name for text in options.only)]
     if not chosen:
-        raise OptionError(f"--only {options.only[0]!r}: no check's name contains it{nearest(options.only[0], names)}")
+        given = " or ".join(map(repr, options.only))
+        raise OptionError(f"--only {given}: no check's name contains it{nearest(options.only[0], names)}")
     with tempfile.TemporaryDirectory() as cache, bar("checks", len(chosen), "check") as shown:
         start = partial(Process, checks, device, options.lowering, cache=Path(cache), settings=_SETTINGS[device])
         for outcome in outcomes(names, chosen, start, options.jobs or processes()):

@@ -85,7 +85,7 @@ def _cache_folder() -> Path:
 
 
 def compiler() -> str:
-    """The path of a C++ compiler: the one that CXX names, else the first that is there.
+    """The path of a C++ compiler: the one that CXX names, else the first that exists.
 
     Raises OptionError, which names the package to install.
     """
@@ -94,8 +94,8 @@ def compiler() -> str:
         path = shutil.which(name)
         if path:
             return path
-    tried = f"CXX is {named!r}, which is not there" if named else f"there is none of {', '.join(_COMPILERS)}"
+    tried = f"CXX is {named!r}, which does not exist" if named else f"none of {', '.join(_COMPILERS)} exists"
     raise OptionError(
         f"counting for an absent GPU needs a C++ compiler, and {tried}; install the package g++ (apt install g++, "
-        "dnf install gcc-c++), or let CXX name a compiler"
+        "dnf install gcc-c++), or set CXX to a compiler"
     )

@@ -73,7 +73,7 @@ class _Driver:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    """torch's queries about the device, with answers. Breaks loudly: with AttributeError if torch renames one."""
+    """torch's queries about the device, with answers. Raises AttributeError if torch renames one."""
     cuda, interface, still = torch.cuda, device_interface.CudaInterface, staticmethod
     return [
         (cuda, "get_device_properties", lambda *_: H100),

@@ -64,7 +64,7 @@ def parser(prog: str) -> Parser:
         help="the error of all outputs, of the gradient of the losses' sum, or of both (default; with --region kept "
         "the gradient's, because the outputs do not depend on it)",
     )
-    add("--emulate", action="store_true", help="run another device's casts by the kernels of the model's device")
+    add("--emulate", action="store_true", help="run another device's casts with the kernels of the model's device")
     return parser
 
 

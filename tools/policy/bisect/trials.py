@@ -130,7 +130,7 @@ class Trials:
                 "--measure output"
             )
         if not reference.finite:
-            raise ListingError(f"{file}: gradients are not finite in float64 already")
+            raise ListingError(f"{file}: gradients are not finite even in float64")
         if not reference.same_outputs(again):
             self.progress(
                 "the outputs are random: every run has the same fixed seeds, but an op that draws other numbers in "

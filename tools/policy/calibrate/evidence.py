@@ -142,7 +142,7 @@ def _require_something(file: str, policy: Policy, samples: Sequence[Sample], bat
     spoiled = next((sample for sample in samples if sample.gradient.nonfinite), None)
     if spoiled is not None:
         where = f"{spoiled.place.op} in {spoiled.place.module or 'the root module'}"
-        raise ListingError(f"{file}: the gradient at the {spoiled.what} of {where} is not finite, in float32 already")
+        raise ListingError(f"{file}: the gradient at the {spoiled.what} of {where} is not finite even in float32")
     if not any(sample.gradient.nonzero for sample in low):
         raise ListingError(
             f"{file}: all gradients are zero: there is nothing to calibrate them on; accepted: a loss that depends on "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-#: Exponents that float64's frexp returns for float32 values, also subnormal ones: -148 for 2**-149, 128 for 2**127.
+#: Exponents that frexp returns for float32 values, including subnormal ones: -148 for 2**-149, 128 for 2**127.
 _LEAST, _MOST = -148, 128
 _COUNT = _MOST - _LEAST + 1
 
@@ -35,7 +35,7 @@ class Format:
     def of(dtype: torch.dtype) -> "Format":
         """Return the range of ``dtype``."""
         name = str(dtype).removeprefix("torch.")
-        if dtype is torch.float4_e2m1fn_x2:  # torch knows no numbers about it
+        if dtype is torch.float4_e2m1fn_x2:  # torch.finfo rejects it
             return Format(name, 0, 3, 2)
         info = torch.finfo(dtype)
         return Format(name, round(math.log2(info.tiny)), math.frexp(info.max)[1], 1 - round(math.log2(info.eps)))

@@ -1,4 +1,4 @@
-"""What a policy's step costs on a GPU, by the count: in other processes, while this one measures errors."""
+"""What a policy's step costs on a GPU, counted in other processes while this one measures errors."""
 
 import os
 import tempfile
@@ -47,7 +47,7 @@ class Form:
 class Counting:
     """Counts the model of ``file`` under policies; a context manager, for its processes and files.
 
-    Each is counted once. An error ends the counts that are going on.
+    Each is counted once. An error ends the running counts.
     """
 
     file: str

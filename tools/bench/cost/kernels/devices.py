@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from fxamp.tools.bench.cost.kernels.instruction import Unit
 
-#: How much longer an access takes while memory is busy than what source 3 to 5 measured on idle memory: an assumption.
+#: How much longer an access takes while memory is busy than what sources 3 to 5 measured on idle memory: an assumption.
 LOADED = 2.0
 
 
