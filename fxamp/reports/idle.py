@@ -18,7 +18,7 @@ from fxamp.graph.submodules import named_parameters
 from fxamp.reports.break_reasons import RUNS_ON, ended_functions, ended_now, skipped_functions, skipped_now
 from fxamp.reports.recompile_limits import any_limit, under_autocast, watch_limits
 from fxamp.reports.registry import all_ran, graphs_that_ended, is_fxamp, records_of, runs_for_any
-from fxamp.reports.runs import caller, compiling_backend, original
+from fxamp.reports.runs import caller, compiled_call, original
 from fxamp.torch_private import backend_of, on_each_compilation
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ _COPY = (
 def _warn_of_skip(*_: object) -> None:
     """Warn if Dynamo gives up a function compiled with fxamp before a graph ran, or the rest of one after a break."""
     skipped, compiled = skipped_now(), caller(sys._getframe(1))
-    if compiled is None or not is_fxamp(compiling_backend(sys._getframe(1))):
+    if compiled is None or not is_fxamp(backend_of(compiled_call(sys._getframe(1)))):
         return
     if skipped and not records_of(compiled):
         _warn(compiled, _SKIPPED, skipped)

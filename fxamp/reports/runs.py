@@ -222,11 +222,6 @@ def caller(frame: FrameType | None) -> object:
     return bound_to if isinstance(bound_to, torch.nn.Module) else function
 
 
-def compiling_backend(frame: FrameType | None) -> object:
-    """Return the backend of the innermost torch.compile call on the Python stack; None if there is no such call."""
-    return backend_of(compiled_call(frame))
-
-
 def compiled_call(frame: FrameType | None) -> object:
     """Return Dynamo's context of the innermost torch.compile call on the Python stack; None if there is none."""
     return _of_compiled_call(frame, "self")

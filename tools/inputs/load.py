@@ -87,10 +87,6 @@ def _or_trust(build: Callable[[], _T]) -> _T:
         raise ListingError(f"{error}; accepted with --trust, which runs the file") from error
 
 
-def _prepare_text(file: str, request: Request) -> "list[ProgramGraph]":
-    return _prepare_read(_readable(file), file)
-
-
 def _readable(file: str) -> Document:
     """Return the contents of ``file`` if a policy can be applied to it."""
     document = _read(file)
@@ -160,7 +156,7 @@ def _notice(request: Request) -> Callable[[str], None]:
 
 
 _PREPARE: "Mapping[str, Callable[[str, Request], list[ProgramGraph]]]" = {
-    "graph": _prepare_text,
+    "graph": lambda file, _: _prepare_read(_readable(file), file),
     "runnable": _prepare_runnable,
     "model": _prepare_model,
     "exported": _prepare_exported,

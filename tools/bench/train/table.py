@@ -150,14 +150,6 @@ def _graphs(comparison: Comparison, contender: Measured) -> str:
     return f"{contender.graphs}" + (f", {later} of them late" if later else "")
 
 
-def _cached(comparison: Comparison, contender: Measured) -> str:
-    return f"{contender.hits} of {contender.hits + contender.misses}" if contender.hits + contender.misses else MISSING
-
-
-def _loss(comparison: Comparison, contender: Measured) -> str:
-    return f"{contender.losses[-1]:.4f}" if contender.losses else MISSING
-
-
 def _distance(comparison: Comparison, contender: Measured) -> str:
     distance = comparison.loss_distance(contender)
     return MISSING if distance is None else f"{distance:+.1e}" if distance else "0"
@@ -184,7 +176,7 @@ _STEP: dict[str, _Cell] = {
     "step only": _ratio("memory_step", size),
     "kept": _ratio("memory_kept", size),
     "gradient error": _ratio("gradient_error", _error),
-    "loss": _loss,
+    "loss": lambda _, own: f"{own.losses[-1]:.4f}" if own.losses else MISSING,
     "loss - float32": _distance,
 }
 _COMPILING: dict[str, _Cell] = {
@@ -192,7 +184,7 @@ _COMPILING: dict[str, _Cell] = {
     "its CPU time": _ratio("cold_cpu", _seconds),
     "with caches": _ratio("warm", _seconds),
     "CPU time": _ratio("warm_cpu", _seconds),
-    "cache hits": _cached,
+    "cache hits": lambda _, own: f"{own.hits} of {own.hits + own.misses}" if own.hits + own.misses else MISSING,
     "graphs": _graphs,
     "breaks": _plain("breaks", _count),
     "casts": _plain("casts", _count),

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from fxamp.tools.bench.cost.kernels.count import Count
 from fxamp.tools.bench.cost.kernels.devices import LOADED, Device
-from fxamp.tools.bench.cost.kernels.instruction import Instruction
 from fxamp.tools.bench.cost.kernels.sections import Section
 
 #: Clocks until shared memory, a conversion or a special function has answered, or operands of a store have been read.
@@ -52,7 +51,7 @@ def bound(count: Count, device: Device) -> Bound:
         return rate * chunk / threads / own / needed if own else float("inf")
 
     sections = [(count.code[Section.ONCE], 1), (count.whole, chunk / count.elements)]
-    shares = {"issue": possible(device.issue, sum(times * _slots(code) for code, times in sections))}
+    shares = {"issue": possible(device.issue, sum(times * sum(i.slots for i in code) for code, times in sections))}
     for unit, rate in device.rates.items():
         busy = sum(times * sum(i.busy for i in code if i.unit is unit) for code, times in sections)
         shares[unit.value] = possible(rate, busy)
@@ -60,10 +59,6 @@ def bound(count: Count, device: Device) -> Bound:
     programs = warps * device.wave // threads
     shares["bytes in flight"] = programs * chunk / _duration(count, device) / needed
     return Bound(shares, warps)
-
-
-def _slots(code: tuple[Instruction, ...]) -> float:
-    return sum(instruction.slots for instruction in code)
 
 
 def _warps(count: Count, device: Device) -> int:
