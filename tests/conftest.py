@@ -119,7 +119,7 @@ def no_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process() -> None:
-    """Nothing is compiled, dumped or said yet, and random numbers begin anew."""
+    """Nothing is compiled, dumped or said yet, and random numbers start again."""
     import torch
 
     from fxamp.reports import dumps

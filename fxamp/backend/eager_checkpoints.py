@@ -1,7 +1,7 @@
 """Checkpoints in a graph that runs eagerly: recompute with the random numbers and buffers of the forward.
 
 In a graph a checkpoint is an op of torch's that relies on AOTAutograd and Inductor for random numbers and writes.
-Without them it draws new random numbers in the backward, so gradients would belong to another dropout than the results.
+Without them it draws new random numbers in the backward, so gradients would not belong to the results' dropout.
 It also saves the buffers that are its inputs, which autograd rejects if a batch norm has written to them. Here the
 backward reads the buffers as they were before the forward and drops what it writes, as AOTAutograd does.
 """

@@ -117,7 +117,7 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     there is a scaler and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on
     a CPU only if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is
     logged once. A hook, the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get
-    no policy, whatever the options say. Raises PolicyError if a named policy is for another device than the graph's
+    no policy, whatever the options say. Raises PolicyError if a named policy is for a different device than the graph's
     tensors, or for another machine; but where there is a GPU, a policy for it casts nothing in a graph on the CPU that
     reads nothing trainable, as autocast does, because parts of a model may run there: a detector counts its anchors on
     the CPU.

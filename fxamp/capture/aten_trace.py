@@ -88,7 +88,7 @@ class _AtenTrace(Interpreter):
         self._asserted: dict[Node, Node] = {}
 
     def run(self, *args: Any, **options: Any) -> Any:
-        """Run the graph; raise CaptureError if a recorded op reads another value than the program's call."""
+        """Run the graph; raise CaptureError if a recorded op reads a different value than the program's call."""
         placeholders = self.graph.find_nodes(op="placeholder")
         for given, made in zip(placeholders, self._tracer.graph.find_nodes(op="placeholder"), strict=True):
             self._reads.record(given, [made])
@@ -157,8 +157,8 @@ class _AtenTrace(Interpreter):
     def _traced(self, n: Node) -> Any:
         """Trace ``n``. A call with an effect but without an op is left verbatim, because the trace lacks the effect.
 
-        Raises CaptureError if the result is a tensor that no op of the trace returns, or has another gradient than its
-        ops.
+        Raises CaptureError if the result is a tensor that no op of the trace returns, or has a different gradient than
+        its ops.
         """
         last, tensors = self._last, self._inputs(n)
         versions = _versions(tensors)

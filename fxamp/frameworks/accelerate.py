@@ -101,7 +101,7 @@ def make_scale(settings: Setup, model: torch.nn.Module) -> None:
 def take_over(optimizer: AcceleratedOptimizer, scaler: GradScaler | None) -> None:
     """Step ``optimizer`` through ``scaler``; without a scaler, only check its first step.
 
-    Raises OptionError if the wrapper is of another class than AcceleratedOptimizer.
+    Raises OptionError if the wrapper is of a class other than AcceleratedOptimizer.
     """
     if type(optimizer) is not AcceleratedOptimizer:
         raise OptionError(f"{type(optimizer).__name__} has a step of its own; accepted: AcceleratedOptimizer")

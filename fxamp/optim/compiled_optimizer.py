@@ -186,7 +186,7 @@ class CompiledOptimizer:
         if compiled is None:
             with compile_lock():
                 layout, compiled = self._compile_once(optimizer, layout, options, key)
-        # Drop what each step reads anew: gradients would stay alive after the user drops them, and attributes and
+        # Drop what each step reads again: gradients would stay alive after the user drops them, and attributes and
         # settings may lead to the optimizer.
         self._last[options] = _LastStep(
             Snapshot(optimizer, self.counted).comparison(),

@@ -8,7 +8,7 @@ strides: if it removes a sum that made a value dense, the readers get the expand
    layout. Expanded dimensions are expanded again.
 2. Strides that no such copy has (overlapping windows, gaps) become contiguous; ``as_strided`` cannot read these.
 3. An op that reads another dtype, which a pass decides, or contiguous strides by rule 2, is computed again on
-   FakeTensors. If its result has other strides than traced, rules 1 and 3 apply to its readers.
+   FakeTensors. If its result has different strides than traced, rules 1 and 3 apply to its readers.
 """
 
 import operator
@@ -47,7 +47,7 @@ class TracedLayouts:
     def restore(self, gm: GraphModule, step: TracedPass[Any], context: Context) -> int:
         """Apply the rules to ``gm``, which ``step`` has rewritten; return the number of copies.
 
-        Raises RuntimeError if an op reads another shape than it was traced with, or strides that it cannot read.
+        Raises RuntimeError if an op reads a different shape than it was traced with, or strides that it cannot read.
         """
         copies = _Copies(gm.graph, GraphWriter(gm.graph, context.mode))
         changed = {node for node, value in self._values.items() if node.meta.get("val") is not value}

@@ -23,7 +23,7 @@ def dump_graph(gm: GraphModule, inputs: Sequence[Any]) -> bytes:
     """Return ``gm`` with the values and annotations of its nodes, and its fake ``inputs``, as bytes.
 
     Module classes become their names, and values their layouts, which load faster than fake tensors. Views lose their
-    base; an input is a view if the forward keeps it in another layout than that of its value. Raises ValueError if a
+    base; an input is a view if the forward keeps it in a different layout than its value's. Raises ValueError if a
     size is dynamic, because loading it would change the sizes of the process, and pickle's own errors if something
     cannot be stored. Breaks loudly.
     """

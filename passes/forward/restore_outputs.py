@@ -77,7 +77,7 @@ class RestoreOutputs(Pass[CastContext]):
         wrong = _wrong(graph_output(gm.graph), context)
         if context.policy.outputs == "keep" or not wrong:
             return None
-        return f"outputs {sorted(wrong)} have other dtypes than captured"
+        return f"outputs {sorted(wrong)} have different dtypes than captured"
 
 
 class _Rebuilder:
@@ -223,7 +223,7 @@ def _viewed(call: Node, result: Node) -> list[Node]:
 
 
 def _moves(contiguous: Node) -> bool:
-    """Whether the op copies: its result has other strides than its input."""
+    """Whether the op copies: its result has different strides than its input."""
     before, after = tensor_value(contiguous.args[0]), tensor_value(contiguous)
     return has_strides(before) and has_strides(after) and not same_strides(before, after)
 

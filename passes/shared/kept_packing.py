@@ -8,7 +8,7 @@ signs. All computations are in float32, with ops that Inductor can lower after t
 
 Three things let Inductor fuse packing with the op that computes the value, and unpacking with the ops that read it.
 Blocks lie along the last dimension of the nodes that reduce them, and codes are contiguous in that order. An unpacked
-value may have another memory layout than the original, as Inductor itself changes the layout of saved tensors.
+value may have a different memory layout than the original, as Inductor itself changes the layout of saved tensors.
 Unpacking takes few ops, because Inductor writes a value with several readers to memory if it takes many ops.
 """
 
@@ -288,7 +288,7 @@ class PackWriter:
         node = self._permuted(node, packing.order)
         lead = self._sizes(node)[: len(packing.order) - len(packing.trailing)]
         blocks = prod(packing.trailing) // packing.block
-        # Not a view: kernels may return other strides than AOTAutograd has foreseen.
+        # Not a view: kernels may return different strides than AOTAutograd has foreseen.
         return self._call(aten.reshape.default, node, [*lead, blocks, packing.block])
 
     def _permuted(self, node: Node, order: Sequence[int]) -> Node:

@@ -161,7 +161,7 @@ class UnscaleWriter:
             bad = self._call(aten.any.dim, bad, -1)
         if bad.meta["val"].is_contiguous():
             # Inductor writes the result of a reduction straight to its place among all flags, but copies a view of it.
-            # Kernels may return other strides than AOTAutograd has foreseen: a view would raise under "aot_eager".
+            # Kernels may return different strides than AOTAutograd has foreseen: a view would raise under "aot_eager".
             return self._call(aten.any.dim, self._call(aten.reshape.default, bad, [-1]), 0, True)
         return self._call(aten.view.default, self._call(aten.any.default, bad), [1])
 

@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 class Convolution(Net):
-    """With convolutions, for which Inductor chooses other layouts than were traced, and statistics that it updates."""
+    """With convolutions, for which Inductor chooses layouts that were not traced, and statistics that it updates."""
 
     def __init__(self, factor: float) -> None:
         super().__init__(factor)

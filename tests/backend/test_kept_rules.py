@@ -292,7 +292,7 @@ class ManyChannels(nn.Module):
 @pytest.mark.exhaustive
 @needs_compiler
 def test_under_inductor_blocks_along_channels_come_back() -> None:
-    """Inductor's unpacked images have other strides than aot_eager's, and the same values."""
+    """Inductor's unpacked images have different strides than aot_eager's, and the same values."""
     model, x = ManyChannels(), torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     rules = policy(Rule("all", keep="int8", region="kept", elements=f">={LEAST}"))  # type: ignore[arg-type]
     loss, expected, _ = compiled_gradients(model, x, rules)

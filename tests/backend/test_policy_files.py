@@ -64,7 +64,7 @@ def test_a_relative_path_stays_the_same_file(
         os.chdir(folder)
         assert torch.equal(compiled(X), narrow)
     larger = torch.full((3, 3), 1 + 2**-10)
-    assert not torch.equal(compiled(larger), larger @ larger)  # compiled anew, in the empty folder
+    assert not torch.equal(compiled(larger), larger @ larger)  # compiled again, in the empty folder
 
 
 def test_equal_options_in_another_folder_mean_the_file_there(folders: tuple[Path, Path, Path]) -> None:
@@ -113,7 +113,7 @@ def test_a_file_that_breaks_holds_as_it_was(
         assert torch.equal(compiled(X), narrow) and torch.equal(compiled(X), narrow)
         assert registry.count() == graphs
         larger = torch.full((3, 3), 1 + 2**-10)
-        assert not torch.equal(compiled(larger), larger @ larger)  # compiled anew, while the file is broken
+        assert not torch.equal(compiled(larger), larger @ larger)  # compiled again, while the file is broken
     (record,) = (record for record in caplog.records if record.name == policy_in_force.__name__)
     assert "mine.toml" in record.getMessage() and "stays in force" in record.getMessage()
     path.write_text(WIDE)

@@ -1,4 +1,4 @@
-"""A captured graph that would read another value than the program is refused, whatever made the two values one."""
+"""A captured graph that would read a different value than the program is refused, whatever made the two values one."""
 
 from collections.abc import Callable
 from importlib import import_module

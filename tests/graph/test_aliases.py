@@ -1,4 +1,4 @@
-"""Which values of a graph may share memory: held against the memory that they have when the graph runs."""
+"""Which values of a graph may share memory, compared with the memory that they have when the graph runs."""
 
 from collections.abc import Callable
 from typing import Any

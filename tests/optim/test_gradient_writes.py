@@ -34,7 +34,7 @@ def exchanged(parameter: nn.Parameter, state: State, rate: float) -> None:
 
 @each_once("body, lowering, skip", [decayed, kept_in_the_gradient, exchanged], LOWERINGS, ["device", "host", None])
 def test_a_step_may_write_to_gradients(body: Body, lowering: str, skip: Any) -> None:
-    """Also of a parameter whose elements are in another order than the gradient's. A scaler's are unscaled."""
+    """Also of a parameter whose elements are in a different order than the gradient's. A scaler's are unscaled."""
 
     def run(compiled: bool) -> list[Tensor]:
         generator = torch.Generator().manual_seed(0)

@@ -182,7 +182,7 @@ def hook_a_cast(patch: pytest.MonkeyPatch) -> None:
 
 
 def lose_functions(patch: pytest.MonkeyPatch) -> None:
-    """A call that Dynamo leaves whole is traced even if it has another gradient than its ops."""
+    """A call that Dynamo leaves whole is traced even if it has a different gradient than its ops."""
     patch.setattr(GradientNodes, "require_derived", lambda self, result: None)
 
 

@@ -110,7 +110,7 @@ def _ones(step: DropUnusedResults, gm: torch.fx.GraphModule, context: Context) -
 
 @pytest.mark.exhaustive
 def test_threads_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of compiled calls in other threads than the main one are off by one."""
+    """Results of compiled calls in threads other than the main one are off by one."""
     compiled = torch.compile
 
     def compile_(module: nn.Module, **options: Any) -> Any:

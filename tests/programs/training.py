@@ -13,7 +13,7 @@ _STEPS = 4
 
 
 def train(run: Run, setting: Setting) -> Outcome:
-    """Four steps; with the schedule "restart" a compiled program begins anew, from files, after the second."""
+    """Four steps; with the schedule "restart" a compiled program starts again, from files, after the second."""
     optimizer, copies = _optimizer(run), list[Tensor]()
     written: set[str] = set()
     for step in range(_STEPS):

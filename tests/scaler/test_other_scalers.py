@@ -1,6 +1,4 @@
-"""A loop that scales with another scaler than that of its graphs gets an error or a warning; one with a scaler for each
-model runs.
-"""
+"""A loop whose scaler is not that of its graphs gets an error or a warning; one with a scaler for each model runs."""
 
 import copy
 import logging

@@ -55,7 +55,7 @@ def choose(request: Request, device: str) -> tuple[Policy, str]:
     """Return the resolved policy for a program on ``device`` (``""`` if unknown), and why it was chosen.
 
     "auto" selects bfloat16 for the device, even if that would be slow: nothing is run here. Raises PolicyError if the
-    policy does not exist, or is for another device than the requested one or the program's.
+    policy does not exist, or is for a different device than the requested one or the program's.
     """
     if request.policy is None or request.policy == "auto":
         kind = request.kind or device or "cpu"

@@ -87,7 +87,7 @@ def build(listing: Listing, file: str) -> Built:
 
 
 def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
-    """Return one warning if values get other dtypes than in the text, as in a program captured under autocast."""
+    """Return one warning if values get different dtypes than in the text, as in a program captured under autocast."""
     nodes = {node.name: node for node in module.graph.nodes}
     differences = []
     for entry in listing.entries:
@@ -96,7 +96,7 @@ def _disagreements(listing: Listing, module: GraphModule) -> list[str]:
             differences.append(f"{entry.name}: {dtype_name(value.dtype)} here, {entry.dtype} in the text")
     if not differences:
         return []
-    return [f"{plural(len(differences), 'value')} get other dtypes than in the text, such as {differences[0]}"]
+    return [f"{plural(len(differences), 'value')} get different dtypes than in the text, such as {differences[0]}"]
 
 
 def _symbolic(listing: Listing) -> Iterator[str]:

@@ -42,8 +42,8 @@ def base_policy(
 ) -> tuple[str, Policy]:
     """Return the name (or path) of the base policy, and the policy resolved: ``name``, else float16 for the device.
 
-    A policy for another device than the model's decides which calls are cast. With ``runs`` its casts are also run, by
-    the kernels of the model's device; this raises unless ``emulate``. In both cases ``notice`` gets a message.
+    A policy for a different device than the model's decides which calls are cast. With ``runs`` its casts are also run,
+    by the kernels of the model's device; this raises unless ``emulate``. In both cases ``notice`` gets a message.
     """
     device = work.device()
     name = name or f"{device}-float16"

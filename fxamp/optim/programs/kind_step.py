@@ -62,7 +62,7 @@ class Members:
         kinds: for each parameter, the index of its kind.
         columns: for each input of the program, the indices of all parameters' tensors.
         numels: the number of elements of each.
-        reordered: the members whose gradient has another memory order than the parameter.
+        reordered: the members whose gradient has a different memory order than the parameter.
     """
 
     kinds: tuple[int, ...]
@@ -136,7 +136,7 @@ class KindStep:
         """Raise AssertionError unless the program reads a parameter's tensors in the dtypes that they have."""
         dtypes = [part.dtype for part in parts_of(tensors)] + ([torch.int32] if self.streams else [])
         values = [node.meta["val"] for node in self.traced.module.graph.find_nodes(op="placeholder")[: len(dtypes)]]
-        assert dtypes == [value.dtype for value in values], "a step's program reads other dtypes than it gets"
+        assert dtypes == [value.dtype for value in values], "a step's program reads different dtypes than it gets"
 
     def numbers_by_kind(self, floats: Sequence[float]) -> list[list[Any]]:
         """Return the numbers that the program reads, for each kind, in the form that it takes."""

@@ -232,7 +232,7 @@ def _parts(owner: Any, entry: dict[str, Any], wholes: dict[int, Tensor]) -> dict
     dtensors = {name: value for name, value in entry.items() if isinstance(value, Tensor) and is_dtensor(value)}
     for name, value in dtensors.items():
         if not isinstance(owner, Tensor) or not laid_out_alike(value, owner):
-            raise NotCompilableError(f"{name!r} of its state is a DTensor with another layout than its parameter")
+            raise NotCompilableError(f"{name!r} of its state is a DTensor with a different layout than its parameter")
         wholes[id(local(value))] = value
     return {name: local(value) for name, value in entry.items()} if dtensors else entry
 

@@ -65,7 +65,7 @@ def test_widened_kernels_give_what_the_graph_says(program: str) -> None:
 
 
 def wrong_dtypes(program: str, captured: torch.dtype, cast: Category) -> list[str]:
-    """Where a kernel gives another dtype than the graph says, in the backward with every op cast."""
+    """Where a kernel gives a different dtype than the graph says, in the backward with every op cast."""
     run, shapes = PROGRAMS[program]
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.rand(shape, generator=generator).to(captured).requires_grad_() for shape in shapes]

@@ -95,7 +95,7 @@ def break_graph(d: Draft, code: str) -> None:
 
 
 def _wider(d: Draft) -> dict[str, torch.dtype]:
-    """What leaves a graph in another dtype than under autocast; a piece of memory must do so as one value."""
+    """What leaves a graph in a different dtype than under autocast; a piece of memory must do so as one value."""
     values = d.values
     wider = {name: d.captured_dtype(name) for name, v in values.items() if v.dtype != d.captured_dtype(name)}
     memory = [value.untyped_storage()._cdata for value in values.values()]

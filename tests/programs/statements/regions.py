@@ -118,7 +118,7 @@ def cell(d: Draft) -> None:
 _LAYERS = (
     "torch.gru({}, {}, ({}), True, 1, 0.0, False, False, True)[0]",
     "torch.rnn_tanh({}, {}, ({}), True, 1, 0.0, False, False, True)[0]",
-    # For an input that needs a gradient, the value that Dynamo foresees has another dtype than the kernel's.
+    # For an input that needs a gradient, the value that Dynamo foresees has a different dtype than the kernel's.
     "torch.lstm({0}.detach(), ({1}, {1}), ({2}), True, 1, 0.0, False, False, True)[0]",
 )
 

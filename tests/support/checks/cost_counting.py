@@ -8,7 +8,7 @@ from fxamp.tools.bench.cost.workload import Way, Workload
 
 
 class Counting:
-    """Counts one workload at a time, in a process that starts with the first, and anew after one that failed."""
+    """Counts one workload at a time, in a process that starts with the first, and again after one that failed."""
 
     def __init__(self) -> None:
         self._asked: list[tuple[Workload, Way]] = []

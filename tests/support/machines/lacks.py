@@ -64,7 +64,7 @@ needs_scaled_adagrad = pytest.mark.skipif(
     reason="Adagrad of this torch unscales no gradients",
 )
 
-#: The same CPUs: oneDNN prepares each product in 8 bits anew, however small it is.
+#: The same CPUs: oneDNN prepares each product in 8 bits again, however small it is.
 needs_quick_fp8_products = pytest.mark.skipif(
     not _multiplies(torch.float8_e4m3fnuz), reason="each product in 8 bits takes a tenth of a second on this CPU"
 )

@@ -29,7 +29,7 @@ def in_eight_bits(flat: Tensor, dtype: torch.dtype, block: int) -> Tensor:
 
 
 def as_autograd_keeps(gm: Any, inputs: Any, **settings: Any) -> Any:
-    """Partition; the min cut chooses other values than autograd, and computes the rest again: this does not."""
+    """Partition; the min cut chooses different values than autograd, and computes the rest again: this does not."""
     return default_partition(gm, inputs, num_fwd_outputs=settings["num_fwd_outputs"])
 
 

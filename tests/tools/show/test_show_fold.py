@@ -1,4 +1,4 @@
-"""Sibling blocks are folded if they show the same, and only then; held against rows that are compared one by one."""
+"""Sibling blocks are folded if they show the same, and only then; compared with rows that are compared one by one."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Contenders in processes of their own, which step in turn, so that drift affects all of them alike.
 
-Memory is laid out anew in each process, and stays so while it runs: the page alignment of weights, the order of sets,
+Each process lays out memory in its own way while it runs: the page alignment of weights, the order of sets,
 the cores that threads run on. So each contender is started several times, and differences between its starts are noise
 like those between rounds. Within a start the order of turns rotates, and runs backwards in every second round: no
 contender always comes first, or always after the same one.

@@ -107,7 +107,7 @@ class Trials:
         return list(places)
 
     def packed(self) -> list[KeptValue]:
-        """Return the values that the policy keeps in another form than the forward's, in graph order."""
+        """Return the values that the policy keeps in a different form than the forward's, in graph order."""
         since = registry.count()
         self._under(self.policy)
         values = [value for record in registry.recent(since) for value in record.kept]

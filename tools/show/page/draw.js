@@ -28,7 +28,7 @@ function cut(text, width) {
   return text.length > width ? `${text.slice(0, width - 1)}…` : text;
 }
 
-/** Draws everything anew; `state.parts` then leads from things to their elements. Edges lie under all that is small. */
+/** Draws everything again; `state.parts` then leads from things to their elements. Edges lie under all that is small. */
 function draw(model) {
   const world = document.getElementById("world");
   world.replaceChildren();
