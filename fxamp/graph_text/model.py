@@ -37,7 +37,7 @@ ITEM_BYTES = {
 _CASTS = ("aten::to.dtype", "prims::convert_element_type.default")
 
 FP8 = ("fp8", "mxfp8", "nvfp4")
-"""What :attr:`Entry.runs_in` says of products in 8 or 4 bits."""
+"""What :attr:`Entry.runs_in` says about products in 8 or 4 bits."""
 
 
 FLOATS = frozenset(

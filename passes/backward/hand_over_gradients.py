@@ -31,7 +31,7 @@ from fxamp.torch_private import drop_outputs
 #: Key of the output node's ``meta``: by the position of each output that is handed over, its parameter's input or None.
 HANDED_OVER = "fxamp_handed_over"
 
-#: A gradient is small if so many of them are no group.
+#: A gradient is small if this many of them do not fill a group.
 SMALL = 64
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("expecttest", reason="torch's database of ops is a part of i
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.filterwarnings("ignore")]  # the samples are torch's
 
-#: One of so many ops is run; other numbers run others.
+#: One in this many ops is run; other numbers run others.
 STRIDE, FIRST = 13, 3
 #: Ops that draw random numbers in the dtype that was captured.
 _RANDOM = {"cauchy", "exponential", "geometric", "log_normal", "normal", "uniform", "rand_like", "randn_like"}

@@ -22,7 +22,7 @@ def kept_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def floats(exponent: int, mantissa: int) -> Tensor:
-    """The values below 2 of a small float with so many bits, as ``policies/README.md`` describes the codes."""
+    """The values below 2 of a small float with this many bits, as ``policies/README.md`` describes the codes."""
     steps = torch.arange(2**mantissa, dtype=torch.float64) / 2**mantissa
     least = 2 - 2**exponent
     return torch.cat([steps * 2.0**least, *((1 + steps) * 2.0**power for power in range(least, 1))])

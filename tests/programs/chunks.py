@@ -22,7 +22,7 @@ from torch import Tensor
 #: of a sum near one is relative to one, however small its logarithm is.
 _ROUNDINGS = 16
 
-#: An error counts if it is too large in so many of so many other draws of the values.
+#: An error counts if it is too large in the first number of draws of the values, out of the second.
 _LARGE, _DRAWS = 3, 5
 
 _ERROR = " has error "

@@ -66,7 +66,7 @@ class Function:
 
 
 def incoming(count: int) -> tuple[str, ...]:
-    """The names of the gradients of so many outputs."""
+    """The names of the gradients of this many outputs."""
     return ("g", "h", "i")[:count]
 
 

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--programs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no program after so many")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no program after this many")
     parser.add_argument("--kinds", nargs="+", choices=STATEMENTS, default=list(STATEMENTS), metavar="KIND")
     parser.add_argument("--without", nargs="+", choices=STATEMENTS, default=[], metavar="KIND")
     parser.add_argument("--settings", nargs="+", default=[], help="words of the table of settings: no others are drawn")

@@ -89,7 +89,7 @@ def _demo(arguments: argparse.Namespace) -> None:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Within the block, torch computes on so many CPU threads."""
+    """Within the block, torch computes on this many CPU threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

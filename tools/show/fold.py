@@ -165,7 +165,7 @@ def _same_name(name: str, twin: str, one: _Block, other: _Block) -> bool:
 
 
 def _same_text(text: str, twin: str, one: _Block, other: _Block) -> bool:
-    """Whether two texts are equal, but for names of nodes and bodies that mean the same."""
+    """Whether two texts are equal, except for names of nodes and bodies that mean the same."""
     if text == twin:
         return True
     words, others = _WORDS.findall(text), _WORDS.findall(twin)

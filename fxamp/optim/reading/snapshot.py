@@ -113,7 +113,7 @@ class Snapshot:
 
 
 class Likeness(Enum):
-    """How alike two snapshots are. ``EQUAL``: but for addresses; ``KIND``: but for the values of settings' floats."""
+    """How alike two snapshots are. ``EQUAL``: except addresses; ``KIND``: except the values of settings' floats."""
 
     EQUAL = "equal"
     KIND = "kind"

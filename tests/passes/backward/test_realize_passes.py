@@ -54,7 +54,7 @@ def summed(
     shared: bool = False,
     rows: int = 3 * 2**20,
 ) -> tuple[GraphModule, Context]:
-    """A sum of gradients that so many ops read; with ``shared``, another op reads what is summed before the last."""
+    """A sum of gradients that this many ops read; with ``shared``, another op reads what is summed before the last."""
     mode = FakeTensorMode()
     graph = Graph()
     gradients = [graph.placeholder(f"gradient_{at}") for at in range(addends)]

@@ -12,7 +12,7 @@ from fxamp.tools.bench.cost.hooks import compiler
 
 
 def needs_gpus(count: int) -> pytest.MarkDecorator:
-    """A mark for tests that run on so many CUDA devices."""
+    """A mark for tests that run on this many CUDA devices."""
     reason = "needs a CUDA device" if count == 1 else f"needs {count} CUDA devices"
     return pytest.mark.skipif(torch.cuda.device_count() < count, reason=reason)
 

@@ -16,7 +16,7 @@ from support.machines.forked import preload
 
 
 def on_ranks(work: Callable[[DeviceMesh], Any], ranks: int, folder: Path) -> list[Any]:
-    """What ``work`` returns on each of so many ranks, processes that meet in ``folder``; one rank is this process.
+    """What ``work`` returns on each of this many ranks, processes that meet in ``folder``; one rank is this process.
 
     An error in one of them is raised here.
     """

@@ -14,7 +14,7 @@ from support.programs.every_optimizer import Make, arguments_of_step
 
 INF = float("inf")
 SHAPES = ((4, 3), (2, 5), (3, 3))
-#: Steps until the scale grows: so few that it grows within a scenario.
+#: Steps until the scale grows: few enough that it grows within a scenario.
 INTERVAL = 2
 
 Scaler = torch.amp.GradScaler

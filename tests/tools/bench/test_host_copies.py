@@ -64,7 +64,7 @@ def order(count: Count, stage: str) -> str:
 
 
 def made_up(copied: int) -> Count:
-    """A forward of 10 ms and a backward of 30, by the rates below, that copy so many bytes each."""
+    """A forward of 10 ms and a backward of 30, by the rates below, that copy this many bytes each."""
     kernels = (
         Kernel("forward", "triton", "add", (Access("a", 10, "float32"),), ()),
         Kernel("forward", HOST_COPY, "fxamp.send_to_host.default", (Access("b", copied, "float32"),), ()),

@@ -166,7 +166,7 @@ _TORCHRUN = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "
 
 
 def _on_gpus(count: int) -> Any:
-    """The parameter "cuda", for machines with so many GPUs: there nccl joins the processes."""
+    """The parameter "cuda", for machines with this many GPUs: there nccl joins the processes."""
     return pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpus(count)])
 
 

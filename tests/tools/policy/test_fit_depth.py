@@ -8,7 +8,7 @@ from fxamp.tools.policy.fit.depth import cut, depth_of
 
 
 def net(*layers: int) -> nn.Module:
-    """A model with so many layers in each of its lists."""
+    """A model with this many layers in each of its lists."""
     inside = [nn.Sequential(*(nn.Linear(3 + at, 3 + at) for _ in range(n))) for at, n in enumerate(layers)]
     return nn.Sequential(nn.Linear(2, 3), *inside, nn.Linear(3, 1))
 

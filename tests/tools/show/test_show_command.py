@@ -41,7 +41,7 @@ def half(tmp_path: Path) -> str:
 
 
 def on_a_terminal(arguments: list[str], columns: int, more: Mapping[str, str]) -> str:
-    """What the command writes when its standard output is a terminal of so many columns."""
+    """What the command writes when its standard output is a terminal of this many columns."""
     reader, writer = pty.openpty()
     ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TERM": "xterm", "LANG": "C.UTF-8", **more}

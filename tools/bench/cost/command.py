@@ -120,7 +120,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 @dataclass(frozen=True)
 class _Table:
-    """Rows for a model of so many layers."""
+    """Rows for a model with this number of layers."""
 
     title: str
     layers: int

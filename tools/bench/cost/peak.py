@@ -120,7 +120,7 @@ def _in_use(lifetimes: Sequence[Lifetime], moment: int) -> Iterator[Lifetime]:
 
 
 class _Descriptions:
-    """Says of one graph's buffers and kernels what they are and where they come from."""
+    """Says what one graph's buffers and kernels are and where they come from."""
 
     def __init__(self, graph: Lowering, stage: str) -> None:
         self._graph, self._stage = graph, stage

@@ -89,7 +89,7 @@ def row(label: str, policy: str, count: Count) -> Row:
 
 
 def extrapolated(layers: Sequence[int], rows: Sequence[Row], to: int) -> Row:
-    """What the first and the last of ``rows``, counted for so many ``layers``, say of a model of ``to`` layers."""
+    """What the first and the last of ``rows``, counted for these ``layers``, say about a model of ``to`` layers."""
     first, last = rows[0], rows[-1]
     share = (to - layers[0]) / (layers[-1] - layers[0])
     numbers = {

@@ -16,7 +16,7 @@ from fxamp.tools.bench.train.experiment import FUSED, OPTIMIZERS, Contender, Exp
 from fxamp.tools.bench.train.fp8 import autocast_for_torchao, convert_by_torchao
 from fxamp.tools.common.policy_step import optimizer_precision, stepped_by_policy
 
-#: The steps cycle through so many batches.
+#: The number of batches that the steps cycle through.
 BATCHES = 4
 RATE = 1e-3
 

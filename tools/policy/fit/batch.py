@@ -5,7 +5,7 @@ from collections.abc import Callable
 #: The largest batch that is counted.
 MOST = 1 << 20
 
-#: After so many counts the rest is halved, not interpolated.
+#: After this many counts the rest is halved, not interpolated.
 _INTERPOLATED = 10
 
 

@@ -60,7 +60,7 @@ class Subject:
         name: for the table.
         aligned: whether its tensors start at multiples of 16 bytes.
         ideal: the least bytes per element that it can move.
-        program: the kernel for a GPU with warps of so many lanes.
+        program: the kernel for a GPU with warps of this many lanes.
     """
 
     name: str
