@@ -56,7 +56,7 @@ def _differentiates(node: Node) -> bool:
 
 
 def keep_callers_state(gm: GraphModule) -> None:
-    """Let each call of ``gm`` restore grad mode, autocast and torch.func's transforms, also if it raises."""
+    """Let each call of ``gm`` restore grad mode, autocast and torch.func's transforms, even if it raises."""
     codegen: Any = gm.graph._codegen
     kind: Any = type(codegen)
     if any(value is _restoring for _, value in codegen.additional_globals()):  # a rewritten module's, as a source

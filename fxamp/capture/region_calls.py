@@ -115,7 +115,7 @@ def _is_body(node: Node) -> bool:
 def _moved(stack: Stack, first: Stack, call: Stack) -> Stack:
     """Return the module stack that a node in a body has in a different call than the one that Dynamo traced.
 
-    ``first`` is the stack of the traced call, ``call`` that of the other one. A region that is no method of a module
+    ``first`` is the stack of the traced call, ``call`` that of the other one. A region that is not a method of a module
     keeps the paths of the first call's modules.
     """
     if not first or not call:

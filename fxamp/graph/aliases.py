@@ -197,7 +197,7 @@ class _Effect:
     """What one body of a higher-order op does to the operands.
 
     ``aliased``: for each result, the operands that it may share memory with. ``shared``: for each result, the earlier
-    results that it may share memory with. ``identity``: for each result, the operand that it is, also after a write
+    results that it may share memory with. ``identity``: for each result, the operand that it is, even after a write
     that a Function marks dirty. ``written``: the operands that are written to.
     """
 

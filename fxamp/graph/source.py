@@ -96,7 +96,7 @@ def module_classes(node: Node) -> tuple[str, ...]:
 
 
 _ROOTS = ("self", "module", "mod", "fn")
-"""The names by which Dynamo knows the compiled root; they are no part of a path."""
+"""The names by which Dynamo knows the compiled root; they are not part of a path."""
 
 
 @lru_cache(maxsize=4096)

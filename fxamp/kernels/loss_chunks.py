@@ -166,7 +166,7 @@ class LossChunk:
         else:
             counts = counted_rows(self.target, form).unsqueeze(1)
             every = torch.arange(classes, device=self.target.device)
-            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for a target that is no class
+            index = every.gather(0, self.target.where(counts.squeeze(1), 0))  # raises for a target that is not a class
             shares = (every.eq(index.unsqueeze(1)) & counts).float()
         if form.label_smoothing:
             uniform = form.label_smoothing / classes

@@ -178,7 +178,7 @@ def _holds(noted: dict[int, weakref.ref[Any]], value: object) -> bool:
 
 
 def _holders(sources: Sequence[str], frame: FrameType | None) -> Iterator[torch.nn.Module]:
-    """Yield the modules whose parameters have these ``sources``, as far as they are found."""
+    """Yield the modules whose parameters have these ``sources``, if they are found."""
     program = _program(frame)
     scope = {} if program is None else {"L": program.f_locals, "G": program.f_globals, "__builtins__": {}}
     for expression in dict.fromkeys(source.rpartition("._parameters[")[0] for source in sources):

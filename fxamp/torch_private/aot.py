@@ -70,7 +70,7 @@ def current_metadata() -> Any:
 
 
 def forward_results(outputs: Sequence[Any], metadata: Any) -> Sequence[Any]:
-    """Return those ``outputs`` of the forward being compiled that are no saved tensors. Breaks loudly.
+    """Return those ``outputs`` of the forward being compiled that are not saved tensors. Breaks loudly.
 
     ``metadata``: from :func:`current_metadata`. With tensor subclasses it lists no tangents.
     """

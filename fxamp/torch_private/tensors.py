@@ -16,7 +16,7 @@ def comparison_with(tensors: Sequence[Tensor]) -> Callable[..., bool]:
 
     It reads these in C++, several times faster than Python reads one property, and holds no tensor. ``tensors`` are
     dense. It also returns False in another autograd mode, under another autocast, and if a tensor is passed twice.
-    Breaks loudly, also if the number of tensors differs.
+    Breaks loudly, even if the number of tensors differs.
     """
     sizes, strides = ([list(read(tensor)) for tensor in tensors] for read in (Tensor.size, Tensor.stride))
     guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]

@@ -144,5 +144,5 @@ def without_autocast() -> AbstractContextManager[Any]:
 
 
 def without_fake_mode() -> AbstractContextManager[Any]:
-    """Compute real tensors inside, also where a fake mode is on. Breaks loudly."""
+    """Compute real tensors inside, even where a fake mode is on. Breaks loudly."""
     return unset_fake_temporarily()

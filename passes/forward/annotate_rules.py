@@ -128,7 +128,7 @@ def _ruled(
 
 
 def rule_on(node: Node, context: CastContext) -> Ruling:
-    """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is no op."""
+    """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is not an op."""
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy

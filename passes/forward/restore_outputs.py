@@ -7,7 +7,7 @@ weights. Policies with ``outputs = "keep"`` return the dtypes that the casts pro
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
    if the program continues with 16-bit tensors (``narrow_outputs`` of the context): autocast would not change it.
 3. Outputs that share memory still share it: their common base is cast once, and they become the same views of that
-   cast, also if a checkpoint's body makes the views. A tensor that is returned twice stays one tensor.
+   cast, even if a checkpoint's body makes the views. A tensor that is returned twice stays one tensor.
 4. No gradient flows where it did not flow before: values computed with gradients off are detached, and if the graph
    ends with gradients off, casts of values computed with gradients on are inserted with gradients on.
 """

@@ -37,7 +37,7 @@ _DETACHING = frozenset({aten.detach.default, aten.detach_.default})
 
 @dataclass(frozen=True)
 class AutogradInfo:
-    """Whether a value needs a gradient, and whether autocast caches its casts: a float32 leaf that is no view."""
+    """Whether a value needs a gradient, and whether autocast caches its casts: a float32 leaf that is not a view."""
 
     needs_grad: bool
     leaf: bool

@@ -139,7 +139,7 @@ def owner(node: Node) -> Node:
 
 
 def view_base(node: Node) -> Node | None:
-    """Return the node that ``node`` is a view of, also as one of several views; None if it is not a view."""
+    """Return the node that ``node`` is a view of, even as one of several views; None if it is not a view."""
     call = node.args[0] if node.target is operator.getitem else node
     if not isinstance(call, Node) or not call.args:
         return None

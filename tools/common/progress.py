@@ -9,7 +9,7 @@ from fxamp.tools.common.output import visible
 
 
 def bar(label: str, total: int | None, unit: str, stream: TextIO | None = None) -> Any:
-    """Return a tqdm bar of ``total`` steps (None: unknown) on ``stream``, or on stderr; silent if that is no terminal.
+    """Return a tqdm bar of ``total`` steps (None: unknown) on ``stream``, else on stderr; silent if not a terminal.
 
     Use it as a context manager, and call its ``update``.
     """

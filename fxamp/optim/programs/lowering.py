@@ -127,7 +127,7 @@ def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[
     patches: dict[str, Any] = {"max_fusion_buffer_group_pairwise_attempts": 8}
     # One launch updates parameters of different shapes, instead of one launch per shape.
     patches |= {"combo_kernels": True} if inputs[0].is_cuda else {}
-    # Its patterns drop copies, also those that hold an input's value from before the step writes to it.
+    # Its patterns drop copies, even those that hold an input's value from before the step writes to it.
     patches |= {"pattern_matcher": False} if any(node.target in COPIES for node in gm.graph.nodes) else {}
     with (
         compiling_flag(everywhere=True),

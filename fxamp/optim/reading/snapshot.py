@@ -123,7 +123,7 @@ class Likeness(Enum):
 def _values_of(entries: Collection[Any]) -> list[Any]:
     try:
         return list(chain.from_iterable(map(dict.values, entries)))
-    except TypeError:  # an entry that is no dict
+    except TypeError:  # an entry that is not a dict
         return [value for entry in entries for value in (entry.values() if isinstance(entry, dict) else (entry,))]
 
 

@@ -37,7 +37,7 @@ def leaves(node: Any, outputs: int) -> list[Tensor | None]:
         return [None] * outputs
     edges = node.next_functions
     ends = [getattr(function, "variable", None) for function, _ in edges]
-    if len(edges) != len(needed):  # an input that is no tensor has no edge
+    if len(edges) != len(needed):  # an input that is not a tensor has no edge
         accumulated = (end for end, (function, _) in zip(ends, edges, strict=True) if function is not None)
         ends = [next(accumulated) if need else None for need in needed]
     return ends if isinstance(inputs, range) else [ends[at] for at in inputs]

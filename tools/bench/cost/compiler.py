@@ -120,7 +120,7 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
 
 
 def _strides(result: Any) -> tuple[int, ...] | None:
-    """The strides that Inductor gives a result; None for a result that is no tensor, as in Inductor."""
+    """The strides that Inductor gives a result; None for a result that is not a tensor, as in Inductor."""
     if not hasattr(result, "get_stride"):
         return None
     try:

@@ -50,7 +50,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Kept:
-    """One storage that the forward saves for the backward, and that is no input of the forward."""
+    """One storage that the forward saves for the backward, and that is not an input of the forward."""
 
     bytes: int
     dtype: str

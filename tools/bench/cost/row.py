@@ -10,7 +10,7 @@ from fxamp.tools.bench.cost.rates import Rates
 
 @dataclass(frozen=True)
 class Row:
-    """One way of training. Bytes of each stage; ``beside_products``: those of all kernels that are no products.
+    """One way of training. Bytes of each stage; ``beside_products``: those of all kernels that are not products.
 
     ``triton``, ``library``, ``outside``: launches of Triton kernels, of other kernels of the forward and the backward,
     and of the step. ``peak``: most bytes at once; ``gradients``: most bytes that a backward returns. ``syncs``: how

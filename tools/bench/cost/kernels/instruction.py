@@ -55,7 +55,7 @@ class Block:
     Attributes:
         instructions: in order.
         label: where other blocks jump to; empty if none does.
-        jump: the label of the block that its last instruction may jump to; empty if it is no jump.
+        jump: the label of the block that its last instruction may jump to; empty if it is not a jump.
         falls: whether the next block in memory may run after it.
         cold: whether it calls a subroutine for rare values, such as subnormals.
     """
