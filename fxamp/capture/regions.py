@@ -42,10 +42,10 @@ def is_mark(node: Node) -> bool:
 
     If Dynamo marks inference mode in another way, the capture of a graph with inference mode fails.
     """
-    return node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST) or _inference(node)
+    return node.target in (ENTER_AUTOCAST, EXIT_AUTOCAST) or _is_inference(node)
 
 
-def _inference(node: Node) -> bool:
+def _is_inference(node: Node) -> bool:
     return node.op == "call_function" and node.target in (_ENTER_INFERENCE, _EXIT_INFERENCE)
 
 
@@ -76,7 +76,7 @@ class Regions:
 
     def mark(self, node: Node, args: tuple[Any, ...]) -> Any:
         """Enter or leave the region that the mark ``node`` opens or closes; its arguments have the values ``args``."""
-        if _inference(node):
+        if _is_inference(node):
             return self._inference(node, args)
         mark = self._graph.create_node("call_function", node.target, args, {})
         mark.meta["val"] = None

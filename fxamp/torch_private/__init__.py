@@ -1,8 +1,8 @@
 """All uses of torch's private interfaces that have no public replacement, for torch 2.11 to 2.15.
 
-``versions.py`` lists the names, with the versions that have them; ``parts/`` holds what is used without a function
-around it. Each function's docstring ends with what breaks if torch changes. "Loudly" means an error from torch. Changes
-that would cause no error are found by tests/torch_private, which checks each function against the installed torch.
+``parts/`` holds what is used without a function around it. Each function's docstring ends with what breaks if torch
+changes. "Loudly" means an error from torch. Changes that would cause no error are found by tests/torch_private, which
+checks each function, and each private name that fxamp reads, against the installed torch.
 """
 
 from fxamp.torch_private.aot import (

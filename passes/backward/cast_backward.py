@@ -47,7 +47,8 @@ class CastBackward(TracedPass[CastContext]):
         covered = 0
         with torch.no_grad(), without_autocast(), context.mode:
             for node in list(gm.graph.nodes):
-                covered += _covered(node, context) and writer.rewrite(node, context)
+                if _decide(node, context):
+                    covered += writer.rewrite(node, context)
             for node in list(gm.graph.nodes):
                 writer.skip_rounding(node)
         writer.erase_unused()
@@ -63,7 +64,7 @@ class CastBackward(TracedPass[CastContext]):
         return None
 
 
-def _covered(node: Node, context: CastContext) -> bool:
+def _decide(node: Node, context: CastContext) -> bool:
     """Record the rule that applies to the node; return whether there is one."""
     if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
         return False

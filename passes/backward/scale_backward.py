@@ -87,7 +87,7 @@ class ScaleBackward(TracedPass[Context]):
         results = list(before)
         with gm.graph.inserting_before(output):
             unscaled = writer.unscale([results[at] for at in places], self.check)
-        for at, gradient in zip(places, unscaled.true, strict=True):
+        for at, gradient in zip(places, unscaled.gradients, strict=True):
             results[at] = gradient
         added = [unscaled.flags] if unscaled.square is None else [unscaled.flags, unscaled.square]
         output.args = ((*results, *added),)

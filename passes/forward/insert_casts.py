@@ -48,7 +48,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
-from fxamp.passes.shared.custom_autocast import before_cast
+from fxamp.passes.shared.custom_autocast import before_custom_cast
 from fxamp.passes.shared.decision import WAS, decision, overrule
 from fxamp.passes.shared.registered_autocast import REGISTERED_ID
 
@@ -83,7 +83,7 @@ class _Rewriter:
     ) -> None:
         self._gm = gm
         self._context = context
-        self._captured = {node: before_cast(node).meta.get("val") for node in gm.graph.nodes}
+        self._captured = {node: before_custom_cast(node).meta.get("val") for node in gm.graph.nodes}
         self._casts = CastWriter(gm.graph, grad, outer, per_region)
         self._writer = GraphWriter(gm.graph, context.mode)
         self._counts = {"inserted": 0, "shared": 0, "cast back": 0}

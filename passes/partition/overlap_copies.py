@@ -56,7 +56,9 @@ def _by_device(graph: Graph, target: OpOverload) -> list[list[Node]]:
 
 
 def _chain_sends(graph: Graph, sends: Sequence[Node]) -> int:
-    if [send for send in sends if send.args[1]] or (len(sends) == 1 and sends[0].next.next.next.op == "output"):
+    chained = any(send.args[1] for send in sends)
+    ends_the_graph = len(sends) == 1 and sends[0].next.next.next is graph_output(graph)
+    if chained or ends_the_graph:
         return 0
     for send, later in pairwise(sends):
         graph.erase_node(send.next)
@@ -72,7 +74,7 @@ def _chain_sends(graph: Graph, sends: Sequence[Node]) -> int:
 
 
 def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
-    if [take for take in takes if take.args[2]] or (len(takes) == 1 and takes[0].prev.op == "placeholder"):
+    if any(take.args[2] for take in takes) or (len(takes) == 1 and takes[0].prev.op == "placeholder"):
         return 0
     waits = [take.next for take in takes]
     graph.find_nodes(op="placeholder")[-1].append(takes[0])

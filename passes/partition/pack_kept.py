@@ -107,7 +107,8 @@ def number_of_parts(restore: Sequence[Restore | None]) -> int:
 def _plan(memory: Memory, decided: KeepDecision, place: str) -> Packing | str:
     """Return how to pack ``memory``, or why not; ``place``: the type of the device to pack for, "" for its own."""
     rule = decided.rule
-    if rule is None or (decided.reason and rule.keep is not Keep.HOST):  # which is exact
+    rounds = rule is not None and rule.keep is not Keep.HOST
+    if rule is None or (decided.reason and rounds):  # reasons are about rounding
         return decided.reason
     if rule.keep is Keep.AS_IS:
         return rule.why

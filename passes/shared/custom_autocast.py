@@ -59,7 +59,7 @@ def drop_outermost_region(body: GraphModule) -> None:
     erase_region(enters[0])
 
 
-def before_cast(node: Node) -> Node:
+def before_custom_cast(node: Node) -> Node:
     """Return the input of ``node`` if it is the cast that ``custom_fwd`` asks for; else ``node``."""
     source: Node = node.meta.get(_SOURCE, node)
     return source

@@ -33,7 +33,7 @@ class Unscaled:
     if not requested.
     """
 
-    true: list[Node]
+    gradients: list[Node]
     flags: Node
     covered: list[list[int]]
     square: Node | None = None
@@ -47,7 +47,7 @@ class _Piece:
     that device, 0-dim float32, if the piece computes them.
     """
 
-    true: dict[Node, Node]
+    unscaled: dict[Node, Node]
     flags: Node
     squares: Sequence[Node] = ()
 
@@ -85,19 +85,19 @@ class UnscaleWriter:
         fit = [node for node in places if self._by_rows and _fits_kernel(node)]
         others = [node for node in places if node not in fit]
         pieces = self._by_kernel(fit) + [self._by_ops(together) for together in _together(others, check == "shared")]
-        true = {node: result for piece in pieces for node, result in piece.true.items()}
+        unscaled = {node: result for piece in pieces for node, result in piece.unscaled.items()}
         flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
         if check == "shared":
-            covered = [[at for node in piece.true for at in places[node]] for piece in pieces]
+            covered = [[at for node in piece.unscaled for at in places[node]] for piece in pieces]
         else:
-            flags, covered = self._for_each(flags, [places[node] for node in true])
+            flags, covered = self._for_each(flags, [places[node] for node in unscaled])
         squares = [square for piece in pieces for square in piece.squares]
         if self._norm:
             again = [node for node, every in places.items() for _ in every[1:]]
             dense = [node for node in again if not (_half(node) or _sparse(node))]
-            squares += [self._home(self._square(true[gradient])) for gradient in dense]
+            squares += [self._home(self._square(unscaled[gradient])) for gradient in dense]
             squares = squares or [self._call(aten.zeros_like.default, self._scale)]
-        return Unscaled([true[node] for node in gradients], flags, covered, self._total(squares))
+        return Unscaled([unscaled[node] for node in gradients], flags, covered, self._total(squares))
 
     def _for_each(self, flags: Node, places: Sequence[Sequence[int]]) -> tuple[Node, list[list[int]]]:
         """Copy the flags of gradients with several ``places``, so that every flag has one place."""
@@ -109,19 +109,19 @@ class UnscaleWriter:
 
     def _by_ops(self, gradients: Sequence[Node]) -> _Piece:
         """Return the gradients with a flag that they share, if they are several."""
-        true = {node: node if _half(node) else self._times(node, self._inverse) for node in gradients}
-        summed = [true[node] for node in gradients if self._norm and not (_half(node) or _sparse(node))]
+        unscaled = {node: node if _half(node) else self._times(node, self._inverse) for node in gradients}
+        summed = [unscaled[node] for node in gradients if self._norm and not (_half(node) or _sparse(node))]
         squares = [self._home(self._square(node)) for node in summed]
-        return _Piece(true, self._home(self._not_finite(*true.values())), squares)
+        return _Piece(unscaled, self._home(self._not_finite(*unscaled.values())), squares)
 
-    def _square(self, true: Node) -> Node:
+    def _square(self, unscaled: Node) -> Node:
         """Return the sum of the squares of the elements' absolute values: 0-dim float32."""
-        value = true.meta["val"]
+        value = unscaled.meta["val"]
         if value.is_complex():
-            true = self._call(aten.abs.default, true)
-        wide = self._as(true, torch.promote_types(true.meta["val"].dtype, torch.float32))
+            unscaled = self._call(aten.abs.default, unscaled)
+        wide = self._as(unscaled, torch.promote_types(unscaled.meta["val"].dtype, torch.float32))
         squares = self._call(aten.mul.Tensor, wide, wide)
-        if self._by_rows and _is_fused(true):
+        if self._by_rows and _is_fused(unscaled):
             squares = self._call(aten.sum.dim_IntList, squares, [-1])
         return self._as(self._call(aten.sum.default, squares), torch.float32)
 
@@ -144,11 +144,11 @@ class UnscaleWriter:
         inverse = self._on(self._inverse, device)
         op = torch.ops.fxamp.check_unscale_norm if self._norm else torch.ops.fxamp.check_unscale
         results = self._call(op.default, sources, inverse, dtype)
-        true, flags = self._item(results, 0), self._item(results, 1)
+        unscaled, flags = self._item(results, 0), self._item(results, 1)
         squares = [self._home(self._item(results, 2))] if self._norm else []
         # The kernel checks gradients before it unscales them; a non-finite inverse would make all of them non-finite.
         flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
-        return _Piece({node: self._item(true, at) for at, node in enumerate(gradients)}, self._home(flags), squares)
+        return _Piece({node: self._item(unscaled, at) for at, node in enumerate(gradients)}, self._home(flags), squares)
 
     def _not_finite(self, *nodes: Node) -> Node:
         """Whether one of ``nodes``, of one shape, holds an inf or NaN: bool ``[1]``.

@@ -22,6 +22,7 @@ from torch.fx import GraphModule, Node
 from fxamp.graph import GraphWriter, first_computation
 from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
 from fxamp.passes.base import Context, Pass, Result, broken_by
+from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ COMPENSATION = "compensation"
 #: The roles of the state that counts stochastically rounded steps, and of the input ``stream`` (rule 4).
 COUNT, STREAM = "rounding_steps", "stream"
 
-HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_NARROW = {name: dtype for dtype, name in NARROW.items()}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class _Packer:
         with self._graph.inserting_before(self._first):
             value = self._read(parts, form)
             compensated = node.meta[ROLE] == "parameter" and self._options.compensated
-            lost = self._compensation(HALVES[form]) if compensated else None
+            lost = self._compensation(_NARROW[form]) if compensated else None
             if lost is not None:
                 value = self._writer.call(aten.add.Tensor, value, self._writer.in_dtype(lost, torch.float32))
         for user in list(node.users):
@@ -104,8 +105,10 @@ class _Packer:
 
     def _inputs(self, node: Node, form: str) -> list[Node]:
         count, device = node.meta["val"].numel(), node.meta["val"].device
-        if form in HALVES:
-            parts = [self._writer.input(f"{node.target}_stored", count, dtype=HALVES[form], device=device, before=node)]
+        if form in _NARROW:
+            parts = [
+                self._writer.input(f"{node.target}_stored", count, dtype=_NARROW[form], device=device, before=node)
+            ]
         else:
             codes = self._writer.input(f"{node.target}_codes", count, dtype=torch.uint8, device=device, before=node)
             scales = self._writer.input(
@@ -118,7 +121,7 @@ class _Packer:
         return parts
 
     def _read(self, parts: list[Node], form: str) -> Node:
-        if form in HALVES:
+        if form in _NARROW:
             return self._writer.in_dtype(parts[0], torch.float32)
         codes, scales = parts
         return self._writer.call(decode.default, codes, scales, form)
@@ -136,7 +139,7 @@ class _Packer:
         if form == "bfloat16" and self._options.stochastic and lost is None:
             rounded = self._writer.call(stochastic_round.default, new, *self._random_bits())
         else:
-            rounded = self._writer.in_dtype(new, HALVES[form])
+            rounded = self._writer.in_dtype(new, _NARROW[form])
         self._writer.call(copy, parts[0], rounded)
         if lost is not None:
             rest = self._writer.call(aten.sub.Tensor, new, self._writer.in_dtype(rounded, torch.float32))
