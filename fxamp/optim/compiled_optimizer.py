@@ -160,7 +160,7 @@ class CompiledOptimizer:
         return None
 
     def has_run(self, options: StepOptions) -> bool:
-        """Whether the optimizer's last step was compiled so; then the next one probably is too."""
+        """Whether the optimizer has taken such a compiled step; the next one is probably compiled too."""
         return self._in_precision(options) in self._last
 
     def _in_precision(self, options: StepOptions) -> StepOptions:

@@ -49,7 +49,7 @@ def _of_table(workload: Workload) -> Program:
 
 @contextlib.contextmanager
 def as_unpadded_text() -> Iterator[None]:
-    """Let transformers make no mask: it cannot see in FakeTensors that nothing is padded or packed."""
+    """Keep transformers from making a mask: it cannot see in FakeTensors that nothing is padded or packed."""
     masking = sys.modules.get("transformers.masking_utils")
     with contextlib.ExitStack() as stack:
         if masking is not None:

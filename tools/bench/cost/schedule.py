@@ -118,7 +118,7 @@ def op(origin: Node) -> str:
 
 
 def source(node: Node) -> str:
-    """``file:line`` of the innermost frame that a node comes from; ``""`` if nothing tells."""
+    """``file:line`` of the innermost frame that a node comes from; ``""`` if unknown."""
     frames = source_frames(node)
     return f"{frames[-1].file}:{frames[-1].line}" if frames else ""
 

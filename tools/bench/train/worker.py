@@ -32,7 +32,7 @@ def start(experiment: Experiment, name: str) -> Any:
 def warm_up(training: Any) -> dict[str, Any]:
     """Seconds of the call of torch.compile and of each of the first steps, and what torch counted in them.
 
-    ``cpu``: CPU time of this process until now and of the compilers that it started. ``hits``, ``misses``: of graphs in
+    ``cpu``: CPU time of this process so far and of the compilers that it started. ``hits``, ``misses``: of graphs in
     torch's compile caches.
     """
     from fxamp.torch_private.parts.dynamo import counters
@@ -80,7 +80,7 @@ def steps(training: Any, count: int) -> dict[str, Any]:
 def end(training: Any, reference: Path | None) -> dict[str, Any]:
     """Return losses, loss scale and compiled graphs so far, then the counts of further steps.
 
-    ``reference``: a file with the gradient in float64, which that of the first weights is compared with at last.
+    ``reference``: a file with the gradient in float64, with which that of the first weights is compared at the end.
     """
     from fxamp.tools.bench.train.gradient import gradient_error
     from fxamp.tools.bench.train.observe import observe
