@@ -183,22 +183,28 @@ class _Rewriter:
         if choice is not None and choice.rule is not None and choice.lower is not None:
             edit = edit_for(choice.rule, node, choice.lower, self._context)
             self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.cached and choice.rule.id != REGISTERED_ID)
-        changed = any(self._changed(source) for source in node.all_input_nodes)
-        touched = bool(changed or edit.casts or edit.kwargs)
-        if not touched and (writes(node) or not lacks_kernel(node)):
-            # Under an ambient autocast the captured value is autocast's result, for inputs that the op itself may
-            # refuse.
-            ambient = self._context.captured_autocast is not None
-            refused = ambient and (recompute(node) is not None or self._changed(node))
-            if writes(node) or not refused:
-                return
+        touched = bool(edit.casts or edit.kwargs) or any(self._changed(source) for source in node.all_input_nodes)
+        if not touched and self._returns_captured(node):
+            return
         why = rejection(node, self._captured) or recompute(node)
-        if why is not None:
+        if why is None:
+            return
+        node.args, node.kwargs, node.target = call
+        self._restore_inputs(node, why)
+        if recompute(node) is not None:  # only its inputs' dtypes can be the reason
             node.args, node.kwargs, node.target = call
-            self._restore_inputs(node, why)
-            if recompute(node) is not None:  # only its inputs' dtypes can be the reason
-                node.args, node.kwargs, node.target = call
-                node.meta["val"] = computed(node) if touched else self._captured[node]
+            node.meta["val"] = computed(node) if touched else self._captured[node]
+
+    def _returns_captured(self, node: Node) -> bool:
+        """Whether a call that reads what it read when captured returns what it returned.
+
+        Under an ambient autocast the captured value is autocast's result, for inputs that the op itself may refuse.
+        """
+        if writes(node):
+            return True
+        if lacks_kernel(node):
+            return False
+        return self._context.captured_autocast is None or (recompute(node) is None and not self._changed(node))
 
     def _apply(self, node: Node, edit: Edit, why: str, cached: bool) -> None:
         self._cast_uses(node, edit.casts, why, cached)

@@ -121,8 +121,11 @@ class _Rebuilder:
             return self._rebuilt(same, dtype)
         call, sources = _view(node)
         if not sources:
-            source, views = _views_in_body(node, self._learning, self._mode)
-            copy = self._cast(node, dtype) if source is node else self._rebuilt(source, dtype)
+            inside = _views_in_body(node, self._learning, self._mode)
+            if inside is None:
+                return self._cast(node, dtype)
+            source, views = inside
+            copy = self._rebuilt(source, dtype)
             for view in views:
                 copy = self._copy(view, {view.all_input_nodes[0]: copy})
             return copy
@@ -141,24 +144,25 @@ class _Rebuilder:
         return self._casts.cast(node, dtype, self._output, _WHY) if tensor_value(node) is not None else node
 
 
-def _views_in_body(pick: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, list[Node]]:
+def _views_in_body(pick: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, list[Node]] | None:
     """Return the value that ``pick``, a result of a checkpoint, is a view of, and the body's calls that make the view.
 
-    The value is an operand or another result of the checkpoint, a new one if necessary; for any other node it is the
-    node itself. Calls made with gradients enabled are added to ``learning``, which holds those around the checkpoint.
+    The value is an operand or another result of the checkpoint, a new one if necessary. None for any other node. Calls
+    made with gradients enabled are added to ``learning``, which holds those around the checkpoint.
     """
     owner, index = pick.args if pick.target is operator.getitem else (None, None)
     known = bodies(owner) if isinstance(owner, Node) else []
     if len(known) != 1 or not isinstance(owner, Node):
-        return pick, []
+        return None
     graph = known[0].module.graph
     learning |= nodes_with_gradients(graph, owner in learning)
     results: Any = graph_output(graph).args[0]
     root, views = _base(results[index], learning, mode)
     operands = dict(zip(graph.find_nodes(op="placeholder"), known[0].operands, strict=True))
-    if root in operands or not views:
-        source = operands.get(root, pick)
-        return (source, views) if isinstance(source, Node) else (pick, [])
+    if root in operands:
+        return (operands[root], views) if isinstance(operands[root], Node) else None
+    if not views:
+        return None
     if root not in results:
         graph_output(graph).args = ((*results, root),)
         owner.meta["val"] = (*owner.meta["val"], root.meta["val"])
@@ -180,9 +184,10 @@ def _base(node: Node, learning: set[Node], mode: FakeTensorMode) -> tuple[Node, 
         if len(sources) == 1 and call.all_input_nodes == sources:
             source, made = sources[0], [node] if call is node else [call, node]
         else:
-            source, made = _views_in_body(node, learning, mode)
-        if source is node:
-            return node, views
+            inside = _views_in_body(node, learning, mode)
+            if inside is None:
+                return node, views
+            source, made = inside
         views[:0], node = made, source
 
 
