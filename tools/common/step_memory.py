@@ -82,7 +82,7 @@ def _on_cpu(
     return StepMemory(lasting(), peak, kept, "the CPU allocator's events in torch.profiler")
 
 
-def lasting_bytes(module: nn.Module, optimizer: torch.optim.Optimizer, batches: object = ()) -> int:
+def lasting_bytes(module: nn.Module, optimizer: torch.optim.Optimizer, batches: object) -> int:
     """Return this rank's bytes of parameters, buffers, optimizer state and ``batches``; each storage counts once."""
     state = [*module.parameters(), *module.buffers(), batches]
     leaves = pytree.tree_leaves([state, [dict(values) for values in optimizer.state.values()]])

@@ -43,7 +43,7 @@ class Layout:
 def render(
     layout: Layout,
     rows: Sequence[tuple[str, ...] | str],
-    width: int | None = None,
+    width: int | None,
     paint: Callable[[str, str], str] = lambda title, cell: cell,
 ) -> Iterator[str]:
     """Yield the table's lines: titles, a rule, and the rows; a row that is a text is a line of its own.
@@ -152,7 +152,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in " ".join(text.split()))
 
 
-def labelled(lines: Iterable[tuple[str, str]], width: int | None = None) -> Iterator[str]:
+def labelled(lines: Iterable[tuple[str, str]], width: int | None) -> Iterator[str]:
     """Yield ``label  text`` for each pair, with the texts below each other, wrapped to ``width`` columns if given."""
     pairs = list(lines)
     longest = max((len(label) for label, _ in pairs), default=0)

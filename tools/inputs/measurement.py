@@ -245,7 +245,7 @@ def each_under_policy(
     lowering: str,
     start: Start | None,
     settings: Sequence[AbstractContextManager[Any]],
-    beside: Any = None,
+    beside: Any,
 ) -> list[tuple[Results, float | None]]:
     """Compile the model once, and run it as :func:`under_policy` within each of ``settings``, which change values."""
     scale = policy.loss_scale or LossScale(enabled=policy.lower_precision_fp in SCALED_DTYPES)

@@ -31,8 +31,8 @@ def _file(tmp_path: Path, text: str) -> str:
     return str(file)
 
 
-def _load(tmp_path: Path, text: str, request: Request | None = None) -> list[tuple[str, int]]:
-    document = load(_file(tmp_path, text), request or Request(policy="cpu-bfloat16"))
+def _load(tmp_path: Path, text: str) -> list[tuple[str, int]]:
+    document = load(_file(tmp_path, text), Request(policy="cpu-bfloat16"))
     return [(listing.ended, sum(entry.is_cast for _, entry in listing.walk())) for listing in document.graphs]
 
 

@@ -30,10 +30,10 @@ def check(*listings: Listing) -> list[Finding]:
     return findings(tuple(enumerate(listings)))
 
 
-def there_and_back(*between: Entry, back: str = "f16", given_as: str = "f16") -> Listing:
+def there_and_back(*between: Entry, back: str = "f16") -> Listing:
     source = between[-1].name if between else "wide"
     entries = (
-        input_entry("x", f"{given_as}[4, 4]"),
+        input_entry("x", "f16[4, 4]"),
         cast("wide", "x", "f32[4, 4]", "for norm: rule norms"),
         op("norm", "aten::layer_norm.default", ("wide",), "f32[4, 4]"),
         *between,
