@@ -33,6 +33,11 @@ def dispatch(
         hint, accepted = nearest(words[0], subcommands), ", ".join(subcommands)
         notice(f"{prog}: unknown subcommand {words[0]!r}{hint}; accepted: {accepted}")
         return 2
-    module, whole = import_module(subcommands[words[0]][0]), f"{prog} {words[0]}"
+    whole, modules = f"{prog} {words[0]}", list[ModuleType]()
+    # Importing torch takes seconds, in which Ctrl-C may come.
+    status = guarded(whole, lambda: modules.append(import_module(subcommands[words[0]][0])))
+    if status:
+        return status
+    (module,) = modules
     options = module.parser(whole).parse_args(words[1:])
     return guarded(whole, lambda: run(module, options))

@@ -64,6 +64,14 @@ def interrupted(main: Callable[[list[str]], int], line: str, capsys: pytest.Capt
     return out
 
 
+@pytest.mark.parametrize(("main", "line"), [(policy.main, "calibrate model.py"), (bench.main, "cost --model mlp")])
+def test_a_subcommand_may_be_stopped_while_it_loads(
+    main: Callable[[list[str]], int], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping(monkeypatch, "fxamp.tools.common.subcommands.import_module", 1)
+    assert interrupted(main, line, capsys) == ""
+
+
 def test_kernels_prints_those_that_are_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
