@@ -8,9 +8,10 @@
    are summed in float32. AOTAutograd merges such casts in the forward. ``torch.library.register_autocast`` has no
    cache, and neither has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, or between grad modes.
-4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to every node that
-   fxamp does not understand; if such a node may have written to a cast, the cast is copied back to its source. In
-   flex_attention only the query, key and value follow the policy; the bodies read what they were captured with.
+4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to an op that reads
+   the bits of its input (``x.view(torch.int32)``), and to every node that fxamp does not understand; if such a node may
+   have written to a cast, the cast is copied back to its source. In flex_attention only the query, key and value follow
+   the policy; the bodies read what they were captured with.
 5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs. A
    hook stays on its tensor, in that tensor's new dtype, and never moves to a cast, because it must see the gradient of
    all uses. The same holds for the gradient that ``torch.autograd.grad`` computes in a graph.
@@ -31,6 +32,7 @@ from fxamp.capture import VERBATIM
 from fxamp.capture.fakes import fake_like
 from fxamp.errors import CaptureError
 from fxamp.graph import (
+    AliasSets,
     GraphWriter,
     computed,
     describe_source,
@@ -45,7 +47,7 @@ from fxamp.graph import (
 from fxamp.graph.higher_order_ops import AutogradFunction, Body, autograd_function, bodies, gradient_hook
 from fxamp.graph.opaque_writes import written_inputs
 from fxamp.passes.base import CastContext, Pass, Result
-from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, rejection
+from fxamp.passes.shared.accepted_dtypes import cast_back, lacks_kernel, reads_bits, rejection
 from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.custom_autocast import before_custom_cast
@@ -126,19 +128,24 @@ class _Rewriter:
             return self._opaque(node)
         if node.target.overloadpacket is torch.ops.aten.set_:
             self._require_one_memory(node)
+        if reads_bits(node) and self._changed(node.all_input_nodes[0]) and _written_later(node):
+            raise self._parted(node, "a clone() of it before the write, if it is to have memory of its own,")
         return self._op(node)
 
     def _require_one_memory(self, node: Node) -> None:
         """Raise CaptureError where ``set_`` would share the memory of a cast instead of that of its source."""
-        dtypes = _dtypes([source.meta.get("val") for source in node.all_input_nodes])
-        if len(set(dtypes)) > 1:
-            source = next(source for source in reversed(node.all_input_nodes) if self._changed(source))
-            now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
-            raise CaptureError(
-                f"{op_name(node)} at {describe_source(node)} shares memory with {source.name}, which is {now} "
-                f"under the policy {self._context.policy.name}; accepted: tensors that both have this dtype under the "
-                "policy, or torch._dynamo.graph_break() before it"
-            )
+        if len(set(_dtypes([source.meta.get("val") for source in node.all_input_nodes]))) > 1:
+            raise self._parted(node, "tensors that both have this dtype under the policy,")
+
+    def _parted(self, node: Node, accepted: str) -> CaptureError:
+        """The error for a node that would share the memory of a cast, though the program writes to its source's."""
+        source = next(source for source in reversed(node.all_input_nodes) if self._changed(source))
+        now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
+        return CaptureError(
+            f"{op_name(node)} at {describe_source(node)} shares memory with {source.name}, which is {now} "
+            f"under the policy {self._context.policy.name}; accepted: {accepted} or torch._dynamo.graph_break() before "
+            "it"
+        )
 
     def _follow(self, node: Node) -> None:
         """Let ``.data``, or a DTensor layout call, use its input's new dtype."""
@@ -285,6 +292,16 @@ class _Rewriter:
         for key, count in inner.rewrite().items():
             self._counts[key] += count
         return _results(body)
+
+
+def _written_later(node: Node) -> bool:
+    """Whether what shares the memory of ``node`` is written to after it."""
+    sets, later = AliasSets(node.graph), False
+    for other in node.graph.nodes:
+        if later and any(sets.shared(node, source) for source in writes(other)):
+            return True
+        later = later or other is node
+    return False
 
 
 def _dtypes(value: Any) -> list[torch.dtype]:

@@ -40,9 +40,16 @@ def rejection(node: Node, captured: Mapping[Node, Any]) -> str | None:
         return "it takes bfloat16 alone"
     if lacks_kernel(node):
         return "it has no 16-bit kernel on this device"
+    if reads_bits(node) and cast_back(node, captured):
+        return "it reads the bits of its input"
     if NARROW.keys() & dtypes and base_name(node) in HAS_HALF_KERNEL_FOR_SOME_SIZES:
         return None if _captured_half(node, captured) else "it may have no 16-bit kernel for these sizes"
     return None
+
+
+def reads_bits(node: Node) -> bool:
+    """Whether the op takes its input's memory for that of another dtype, so that sizes and values depend on it."""
+    return node.target in (torch.ops.aten.view.dtype, torch.ops.aten.view_copy.dtype)
 
 
 def _is_converted(source: Node, node: Node) -> bool:

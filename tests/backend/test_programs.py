@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from fxamp.errors import CaptureError
 from fxamp.reports import registry
 
 LOWERINGS = ("eager", "aot_eager")
@@ -60,6 +61,37 @@ def test_gradients_of_one_value_under_two_names_are_summed_in_autocasts_order(lo
         return torch.addmm(w, h, h.float()) + h.tanh() * h.sigmoid()
 
     assert_like_autocast(program, leaf(8, 8), leaf(8), lowering=lowering)
+
+
+def rounded_down(h: torch.Tensor) -> torch.Tensor:
+    """The first six bits of each mantissa; gradients as if there were no rounding."""
+    low = (h.detach().view(torch.int32) & -(2**17)).view(torch.float32)
+    return h + (low - h.detach())
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_bits_are_those_of_the_captured_dtype(lowering: str) -> None:
+    """16-bit values would make half as many integers, of two values each."""
+
+    def program(x: torch.Tensor, w: torch.Tensor, widen: bool = False) -> list[torch.Tensor]:
+        h, g = (product.float() if widen else product for product in (x @ w, (x @ w).relu_()))
+        return [rounded_down(h) @ w, h.detach().view(torch.uint8).float(), g.detach().view(torch.float32) @ w]
+
+    assert_like_autocast(program, leaf(4, 8), leaf(8, 8), lowering=lowering, oracle=partial(program, widen=True))
+
+
+@pytest.mark.parametrize("written", ["itself", "view"])
+def test_bits_that_are_written_to_are_refused_by_name(written: str) -> None:
+    """The bits are those of a cast, which the write would miss, or reach alone."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        h = (x @ x).detach()
+        bits = h.view(torch.int32)
+        (h if written == "itself" else bits).zero_()
+        return (h + bits).sum()
+
+    with pytest.raises(CaptureError, match=r"view.dtype at .* shares memory with detach, .* clone\(\) of it before"):
+        compile_with(program)(leaf(8, 8))
 
 
 def test_dropout_masks_the_gradient_as_it_masks_the_value() -> None:
