@@ -6,6 +6,7 @@ from torch.fx import Node
 
 from fxamp.graph import base_name, dtype_of, floating_inputs, is_float_tensor
 from fxamp.graph.aliases import is_view
+from fxamp.passes.shared.accepted_dtypes import reads_bits
 from fxamp.passes.shared.sites import MOVES
 
 #: Integer dtypes with numbers that 16-bit floats do not represent.
@@ -22,7 +23,7 @@ def rounded_numbers(call: Node, lower: torch.dtype) -> str:
     """Return why ``call`` should not run in ``lower``, "" if no operand consists of whole numbers.
 
     Such an operand has the elements of an integer tensor, or of ``arange``. Those of 8-bit integers, of bools and of
-    ``one_hot`` do not count, because 16-bit floats represent them.
+    ``one_hot`` do not count, because 16-bit floats represent them; nor do floats made of an integer tensor's bits.
     """
     whole = next((operand for operand in floating_inputs(call) if _is_whole(operand)), None)
     most = int(2 / torch.finfo(lower).eps)
@@ -38,7 +39,7 @@ def _is_whole(value: Node) -> bool:
             continue
         seen.add(node)
         name = base_name(node) if isinstance(node.target, OpOverload) else ""
-        if name in MOVES or name in _PICKS or is_view(node):
+        if not reads_bits(node) and (name in MOVES or name in _PICKS or is_view(node)):
             if is_float_tensor(node) or dtype_of(node) in _WIDE:
                 waiting += node.all_input_nodes if name in _JOINS else node.all_input_nodes[:1]
         elif name in _COUNTS or (dtype_of(node) in _WIDE and name not in _ZEROS_AND_ONES):

@@ -1,5 +1,6 @@
 """Casts that the user wrote, and what cuts gradients."""
 
+import torch
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
@@ -64,3 +65,14 @@ def baked(d: Draft) -> None:
         raise Unfit
     x = d.value(lambda v: v.dim() >= 1)
     d.let(d.pick(_BAKED).format(x, d.value()))
+
+
+@statement()
+def bits(d: Draft) -> None:
+    """Those of float32, as captured, whatever dtype the policy computes in; the oracle says so."""
+    x = d.value()
+    if d.setting.ambient or d.captured_dtype(x) is not torch.float32:
+        raise Unfit
+    code = "({}.clone().view(torch.int32) & -131072).view(torch.float32)"
+    widened = code.format(f"{x}.float()")
+    d.let(code.format(x), oracle=widened, alone=widened)
