@@ -12,11 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxamp
 from fxamp.optim.packed_tensor import PackedTensor
+from fxamp.optim.programs import any_size
 from fxamp.optim.programs.any_size import InRows, of_any_size, serves_size
 from fxamp.optim.tracing.trace import fake_mode
 from fxamp.policy import Policy
 
-SIZES = (1, 2, 255, 256, 257, 512, 700)
+SIZES = (1, 2, 255, 256, 257, 512, 700, 1283)
 TABLES = {
     "8bit stochastic": 'state = "8bit"\nrounding = "stochastic"',
     "8bit": 'state = "8bit"',
@@ -67,6 +68,7 @@ def test_rows_and_what_is_left_have_the_bits_of_flat_steps(name: str, monkeypatc
         return made[-1]
 
     monkeypatch.setattr(InRows, "of", with_rows_only)
+    monkeypatch.setattr(any_size, "_MOST_ROWS", 2)
     assert_equal(trained(TABLES[name], "inductor"), trained(TABLES[name], "aot_eager"))
     assert len(made) == 1, "one program for all sizes"
 

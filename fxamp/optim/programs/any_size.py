@@ -2,8 +2,8 @@
 
 State in blocks has a scale for every 256 elements. Inductor vectorizes a loop over the elements of one block, whose
 scale is constant, but not one over all elements, which divides each index for the scale. So a program with such state
-takes rows of one block each. It is called for the whole blocks, then for the elements after them, one shorter row. Its
-scales are int32: Inductor's vectors have no 16-bit integers.
+takes rows of one block each. It is called for some whole blocks at a time, and for the elements after them, one shorter
+row. Its scales are int32: Inductor's vectors have no 16-bit integers.
 """
 
 import functools
@@ -29,6 +29,10 @@ SIZE_HINT = (1 << 20) + 77
 
 ROW_SCALES = torch.int32
 """The dtype of the scales that a program of rows takes."""
+
+_MOST_ROWS = 1 << 12
+"""The rows of a call, a power of two. Its new state is in memory in float32 before it is packed, as a million elements
+each: malloc returns larger blocks to the system, which zeroes their pages again in each step."""
 
 
 def of_any_size(gm: GraphModule, mode: FakeTensorMode, decompositions: dict[Any, Any]) -> GraphModule:
@@ -76,7 +80,7 @@ class _FromElement(Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = super().call_function(target, args, kwargs)
-        # Random bits are a hash of index ^ key, and an index in a row has no bits in common with ``first``.
+        # Random bits are a hash of index ^ key, and an index in a call's rows has no bits in common with ``first``.
         return result ^ self._first if target is draw_key.default else result
 
 
@@ -151,13 +155,14 @@ class InRows:
 
     def __call__(self, *inputs: Any) -> None:
         blocks, rest = divmod(inputs[0].numel(), BLOCK)
-        parts = ([(blocks, 1, rest)] if rest else []) + ([(0, blocks, BLOCK)] if blocks else [])
+        parts = [(blocks, 1, rest)] if rest else []
+        parts += [(start, min(_MOST_ROWS, blocks - start), BLOCK) for start in range(0, blocks, _MOST_ROWS)]
         if not all(self.serves(max(rows, 2), max(width, 2)) for _, rows, width in parts):
             self.flat(*inputs)
             return
         wide = {at: inputs[at].to(ROW_SCALES) for at in self.scales}
         for part in parts:
-            # Each call advances the 0-dim values: the first of two gets copies of them.
+            # Each call advances the 0-dim values: all but the last get copies of them.
             last = part is parts[-1]
             values = [value.clone() if _is_number(value) and not last else value for value in inputs]
             self._step([wide.get(at, value) for at, value in enumerate(values)], *part)
@@ -174,7 +179,8 @@ class InRows:
                 own[at] = inputs[at].narrow(0, start * BLOCK, rows * width).view(rows, width)
         passed = own if rows > 1 else {at: _twice(part) for at, part in own.items()}
         values = [passed.get(at, value) for at, value in enumerate(inputs)]
-        self.compiled(*values, torch.tensor(start * BLOCK, dtype=torch.int32, device="cpu"))
+        first = (start * BLOCK + 2**31) % 2**32 - 2**31  # as int32 counts elements
+        self.compiled(*values, torch.tensor(first, dtype=torch.int32, device="cpu"))
         for at in self.written & own.keys() if rows == 1 else ():
             own[at].copy_(passed[at][:1] if at in self.scales else passed[at][:1, :width])
 

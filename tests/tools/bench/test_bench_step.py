@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fxamp.optim import CompiledOptimizer
+from fxamp.policy import Policy
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.train.experiment import OPTIMIZERS, PARAMETERS, STEPPERS, Experiment
 from fxamp.tools.bench.train.stepping import Stepping, shapes_of_gpt2
@@ -52,6 +53,16 @@ def test_all_make_the_same_step() -> None:
     first, *others = ends.values()
     for other in others:
         torch.testing.assert_close(first, other, rtol=4 * torch.finfo(torch.float32).eps, atol=0)
+
+
+def test_a_policy_s_state_is_stepped(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = replace(PLAN, policies=("cpu-bfloat16-lean",))
+    stepping = Stepping(plan, plan.contenders["cpu-bfloat16-lean"])
+    stepping.step()
+    precision = CompiledOptimizer.of(stepping.optimizer).precision
+    assert precision is not None and precision.table == Policy.load("cpu-bfloat16-lean").optimizer
+    assert bench.main(["step", "--policy", "cpu-bfloat16"]) == 2
+    assert "its [optimizer] table changes nothing" in capsys.readouterr().err
 
 
 def test_a_contender_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ class Experiment:
     @property
     def contenders(self) -> "Mapping[str, Contender]":
         """Those that can take part, by name; a policy's name is that of its contender."""
-        return STEPPERS if self.model == PARAMETERS else {**CONTENDERS, **policy_contenders(self.policies)}
+        return {**(STEPPERS if self.model == PARAMETERS else CONTENDERS), **policy_contenders(self.policies)}
 
     @property
     def lower_dtype(self) -> str:

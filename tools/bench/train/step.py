@@ -24,6 +24,13 @@ def parser(prog: str) -> Parser:
         help="width of GPT-2 (default 64); with 768 the 148 tensors have 124 M elements",
     )
     add("--contenders", type=some_of(*STEPPERS), metavar="NAMES", help=f"some of {','.join(STEPPERS)} (default all)")
+    add(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="P",
+        help="add fxamp with weights and state as this policy's [optimizer] table says; may be repeated",
+    )
     add("--steps", type=positive, default=5, help="measured steps of a contender in a round (default 5)")
     add("--rounds", type=positive, default=5, help="rounds of a start (default 5)")
     add("--starts", type=positive, default=2, help="processes of each contender, one after the other (default 2)")
@@ -40,12 +47,27 @@ def parser(prog: str) -> Parser:
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
-    """Measure; ``say`` receives lines of progress. Raises OptionError where there is no such device."""
+    """Measure; ``say`` receives lines of progress. Raises FxampError for a user's mistake."""
     from fxamp.tools.bench.train.measure import compare
 
     require_device(options.device)
+    policies = tuple(dict.fromkeys(options.policy))
+    for name in policies:
+        _require_table(name)
     fields = ("device", "steps", "rounds", "starts", "threads", "lowering", "optimizer")
     sizes = {"tensors": options.parameters, "width": options.width}
-    experiment = Experiment(PARAMETERS, "", changed=sizes, **{name: getattr(options, name) for name in fields})
+    settings = {name: getattr(options, name) for name in fields}
+    experiment = Experiment(PARAMETERS, "", policies=policies, changed=sizes, **settings)
     names = options.contenders or [name for name in STEPPERS if name != "fused" or options.optimizer in FUSED]
-    return reported(compare(experiment, names, names[0], say))
+    return reported(compare(experiment, [*names, *policies], names[0], say))
+
+
+def _require_table(policy: str) -> None:
+    from fxamp.errors import OptionError
+    from fxamp.tools.common.policy_step import optimizer_precision
+
+    if optimizer_precision(policy) is None:
+        raise OptionError(
+            f"--policy {policy}: its [optimizer] table changes nothing, so its step is that of the contender fxamp; "
+            "accepted: a policy with such a table, such as cpu-bfloat16-lean"
+        )

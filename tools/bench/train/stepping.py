@@ -29,7 +29,8 @@ class Stepping(Training):
         self.optimizer = make_optimizer(self.module, experiment, **contender.options)
         start = time.perf_counter()
         if contender.compiler == "fxamp":
-            self.optimizer = fxamp.compile_optimizer(self.optimizer, lowering=experiment.lowering)
+            policy = contender.policy or None
+            self.optimizer = fxamp.compile_optimizer(self.optimizer, policy, lowering=experiment.lowering)
         self.compiled = self.optimizer.step
         if contender.compiler == "torch":
             self.compiled = torch.compile(self.optimizer.step, backend=experiment.lowering)
