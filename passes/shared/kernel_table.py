@@ -54,9 +54,10 @@ _SPECIAL = """
     special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
     special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta
 """
+_BACKWARD = "special_i1 special_i1e"
 
-#: Ops without a 16-bit kernel on any device.
-LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (_LINALG + _SPECIAL).split())
+#: Ops without a 16-bit kernel on any device, or whose backward has none.
+LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (*_LINALG.split(), *_SPECIAL.split(), *_BACKWARD.split()))
 
 #: Ops with 16-bit kernels for some calls only: Fourier transforms on GPUs for powers of two, some matrix norms.
 HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in (*_FFT.split(), "linalg_matrix_norm"))

@@ -1,5 +1,6 @@
 """What random programs cannot ask: checkpoints that draw and write, branches, dynamic sizes, opaque ops."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -61,6 +62,12 @@ def test_gradients_of_one_value_under_two_names_are_summed_in_autocasts_order(lo
         return torch.addmm(w, h, h.float()) + h.tanh() * h.sigmoid()
 
     assert_like_autocast(program, leaf(8, 8), leaf(8), lowering=lowering)
+
+
+@pytest.mark.parametrize("bessel", [torch.special.i1, torch.special.i1e])
+def test_an_op_whose_backward_has_no_16_bit_kernel_runs_in_float32(bessel: Callable[..., torch.Tensor]) -> None:
+    program, oracle = lambda x, w: bessel(x @ w), lambda x, w: bessel((x @ w).float())
+    assert_like_autocast(program, leaf(4, 8), leaf(8, 8), oracle=oracle)
 
 
 def rounded_down(h: torch.Tensor) -> torch.Tensor:
