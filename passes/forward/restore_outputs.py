@@ -1,7 +1,8 @@
 """restore-outputs: return the outputs of a compiled graph in the dtypes that it was captured with.
 
 Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor would fail there with float32
-weights. Policies with ``outputs = "keep"`` return the dtypes that the casts produce instead.
+weights. Under policies with ``outputs = "keep"`` the program's own results have the dtypes that the casts produce
+instead: what leaves a graph that no break ended.
 
 1. A floating-point output that is narrower than its captured dtype is widened.
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
@@ -53,7 +54,7 @@ class RestoreOutputs(Pass[CastContext]):
         return None if OUTPUT_DTYPES in graph_output(gm.graph).meta else "the output node lacks the captured dtypes"
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
-        if context.policy.outputs == "keep":
+        if _keeps(context):
             return Result(0)
         output = graph_output(gm.graph)
         casts = CastWriter(gm.graph, grad=False)
@@ -75,7 +76,7 @@ class RestoreOutputs(Pass[CastContext]):
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         wrong = _wrong(graph_output(gm.graph), context)
-        if context.policy.outputs == "keep" or not wrong:
+        if _keeps(context) or not wrong:
             return None
         return f"outputs {sorted(wrong)} have different dtypes than captured"
 
@@ -236,6 +237,11 @@ def _moves(contiguous: Node) -> bool:
 def _memory(node: Node) -> set[int]:
     tensors = fake_tensors(node.meta["val"])
     return {tensor.untyped_storage()._cdata for tensor in tensors if tensor.layout is torch.strided}
+
+
+def _keeps(context: CastContext) -> bool:
+    """Whether outputs stay in the dtypes that the casts give: not before a break, whose code has float32 weights."""
+    return context.policy.outputs == "keep" and not context.ended
 
 
 def _wrong(output: Node, context: CastContext) -> dict[int, torch.dtype]:
