@@ -8,10 +8,11 @@
    are summed in float32. AOTAutograd merges such casts in the forward. ``torch.library.register_autocast`` has no
    cache, and neither has ``torch.autocast(cache_enabled=False)``.
 3. No cast is shared across a write to the value's memory, or between grad modes.
-4. If an op rejects its new dtypes, its inputs are cast back to the captured ones. The same applies to an op that reads
-   the bits of its input (``x.view(torch.int32)``), and to every node that fxamp does not understand; if such a node may
-   have written to a cast, the cast is copied back to its source. In flex_attention only the query, key and value follow
-   the policy; the bodies read what they were captured with.
+4. If an op rejects its new dtypes, its inputs are cast back to the captured ones; if it rejects that of memory that it
+   writes to, it writes to a cast, which is copied back. The inputs of an op that reads bits (``x.view(torch.int32)``),
+   and of every node that fxamp does not understand, are cast back too; if such a node may have written to a cast, the
+   cast is copied back to its source. In flex_attention only the query, key and value follow the policy; the bodies read
+   what they were captured with.
 5. Bodies of checkpoints, conds, custom autograd.Functions and hooks are rewritten for the new dtypes of their inputs. A
    hook stays on its tensor, in that tensor's new dtype, and never moves to a cast, because it must see the gradient of
    all uses. The same holds for the gradient that ``torch.autograd.grad`` computes in a graph.
@@ -36,6 +37,7 @@ from fxamp.graph import (
     GraphWriter,
     computed,
     describe_source,
+    floating_inputs,
     follows_input,
     graph_output,
     op_name,
@@ -200,7 +202,23 @@ class _Rewriter:
         self._restore_inputs(node, why)
         if recompute(node) is not None:  # only its inputs' dtypes can be the reason
             node.args, node.kwargs, node.target = call
-            node.meta["val"] = computed(node) if touched else self._captured[node]
+            if any(map(self._changed, writes(node))):
+                self._write_to_casts(node, why)
+            else:
+                node.meta["val"] = computed(node) if touched else self._captured[node]
+
+    def _write_to_casts(self, node: Node, why: str) -> None:
+        """Let an op that refuses the dtype of what it writes to compute in the captured dtypes, and copy that back."""
+        written, values = writes(node), {source: self._captured.get(source) for source in floating_inputs(node)}
+        dtypes = {s: v.dtype for s, v in values.items() if self._changed(s) and isinstance(v, torch.Tensor)}
+        self._counts["cast back"] += len(dtypes)
+        casts = self._cast_uses(node, dtypes, why, cached=False)
+        node.meta["val"] = computed(node)
+        for source in [source for source in written if source in casts]:
+            with node.graph.inserting_after(node):
+                self._writer.call(torch.ops.aten.copy_.default, source, casts[source], why=f"for {node.name}")
+            if tensor_value(node) is not None:  # its result is what it wrote to
+                node.replace_all_uses_with(source)
 
     def _returns_captured(self, node: Node) -> bool:
         """Whether a call that reads what it read when captured returns what it returned.

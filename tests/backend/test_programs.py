@@ -70,6 +70,23 @@ def test_an_op_whose_backward_has_no_16_bit_kernel_runs_in_float32(bessel: Calla
     assert_like_autocast(program, leaf(4, 8), leaf(8, 8), oracle=oracle)
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_an_op_that_refuses_the_dtype_of_what_it_writes_to_writes_to_a_copy(lowering: str) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor, copies: bool = False) -> torch.Tensor:
+        h, inverse = (x @ w) * 1, (w @ w).detach()
+        part, matrix = h[:, :4], w.detach() + 4 * torch.eye(8)
+        if copies:
+            part.copy_(part.float().cumsum(1))
+            inverse.copy_(torch.linalg.inv(matrix))
+        else:
+            part = part.cumsum_(1, dtype=torch.float32)
+            torch.linalg.inv(matrix, out=inverse)
+        part.mul_(2)
+        return h @ inverse
+
+    assert_like_autocast(program, leaf(4, 8), leaf(8, 8), lowering=lowering, oracle=partial(program, copies=True))
+
+
 def rounded_down(h: torch.Tensor) -> torch.Tensor:
     """The first six bits of each mantissa."""
     return (h.detach().view(torch.int32) & -(2**17)).view(torch.float32)
