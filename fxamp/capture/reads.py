@@ -4,12 +4,14 @@ The tracer finds the node of a value by its tensor object. If two values are one
 twice or taken from a cache, the tracer confuses them, and a gradient is silently wrong.
 """
 
+import operator
 from collections.abc import Iterable
 
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from fxamp.errors import CaptureError
-from fxamp.graph import describe_source, fake_tensors, is_mutable, op_name, writes
+from fxamp.graph import arguments, describe_source, fake_tensors, is_mutable, op_name, writes
 from fxamp.torch_private.parts.fx import py_sym_types
 
 
@@ -60,9 +62,23 @@ class Reads:
     def _targets(self, node: Node) -> set[Node]:
         """Return ``node`` and, if it is the result of a write, the tensor that was written to."""
         if node not in self._written:
-            targets = [self._targets(target) for target in (writes(node) if is_mutable(node) else ())]
+            targets = [self._targets(target) for target in _written_results(node)]
             self._written[node] = {node}.union(*targets)
         return self._written[node]
+
+
+def _written_results(node: Node) -> list[Node]:
+    """Return the tensors that ``node`` returns after writing to them, or picks from a call that does."""
+    if node.target is not operator.getitem:
+        return writes(node) if is_mutable(node) else []
+    call, index = node.args
+    if not isinstance(call, Node) or not isinstance(index, int) or not isinstance(call.target, OpOverload):
+        return []
+    result = call.target._schema.returns[index].alias_info if index < len(call.target._schema.returns) else None
+    if result is None or not result.is_write:
+        return []
+    outs = ((argument.alias_info, value) for argument, value in arguments(call))
+    return [value for own, value in outs if own is not None and own.before_set & result.before_set]
 
 
 def _mistaken(node: Node, read: Node, call: Node) -> CaptureError:

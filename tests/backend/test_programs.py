@@ -87,6 +87,21 @@ def test_an_op_that_refuses_the_dtype_of_what_it_writes_to_writes_to_a_copy(lowe
     assert_like_autocast(program, leaf(4, 8), leaf(8, 8), lowering=lowering, oracle=partial(program, copies=True))
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_tensors_that_a_call_of_several_results_wrote_to_are_read(lowering: str) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        h = x @ w
+        with torch.no_grad():
+            values, indices = torch.empty_like(h), torch.empty(h.shape, dtype=torch.int64)
+            largest, places = h.new_empty(4), indices.new_empty(4)
+            torch.sort(h, 1, out=(values, indices))
+            returned, _ = torch.max(values * 2, 1, out=(largest, places))
+            largest.add_(1)
+        return [h * values, h.gather(1, indices), h.t() * largest, h.t() * returned, places]
+
+    assert_like_autocast(program, leaf(4, 8), leaf(8, 8), lowering=lowering)
+
+
 def rounded_down(h: torch.Tensor) -> torch.Tensor:
     """The first six bits of each mantissa."""
     return (h.detach().view(torch.int32) & -(2**17)).view(torch.float32)
