@@ -131,16 +131,16 @@ class _Rewriter:
         if node.target.overloadpacket is torch.ops.aten.set_:
             self._require_one_memory(node)
         if reads_bits(node) and self._changed(node.all_input_nodes[0]) and _written_later(node):
-            raise self._parted(node, "a clone() of it before the write, if it is to have memory of its own,")
+            raise self._shared_cast(node, "a clone() of it before the write, if it is to have memory of its own,")
         return self._op(node)
 
     def _require_one_memory(self, node: Node) -> None:
         """Raise CaptureError where ``set_`` would share the memory of a cast instead of that of its source."""
         if len(set(_dtypes([source.meta.get("val") for source in node.all_input_nodes]))) > 1:
-            raise self._parted(node, "tensors that both have this dtype under the policy,")
+            raise self._shared_cast(node, "tensors that both have this dtype under the policy,")
 
-    def _parted(self, node: Node, accepted: str) -> CaptureError:
-        """The error for a node that would share the memory of a cast, though the program writes to its source's."""
+    def _shared_cast(self, node: Node, accepted: str) -> CaptureError:
+        """Return the error for a node that would share the memory of a cast instead of that of its source."""
         source = next(source for source in reversed(node.all_input_nodes) if self._changed(source))
         now = ", ".join(str(dtype).removeprefix("torch.") for dtype in _dtypes(source.meta.get("val")))
         return CaptureError(
