@@ -30,7 +30,7 @@ JUMPS: dict[str, Callable[[Tensor], Tensor]] = {
     "comparison": lambda p: 2.0 * (p > 200.0),
     "sign": lambda p: (p - 250.0).sign(),
     "index": lambda p: torch.arange(512.0).sin()[p.round().long()],
-    "bits": lambda p: p - (p.view(torch.int32) & -(2**20)).view(torch.float32),
+    "bits": lambda p: p - (p.view(torch.int32) & -(2**14)).view(torch.float32),
 }
 
 #: Ordinary functions that have kinks, and masks; the shipped policies pack what they read.
