@@ -87,6 +87,10 @@ class Watched:
     def _clean(self) -> "_Run":
         return self._whole(None)
 
+    @cached_property
+    def _mutates(self) -> bool:
+        return any(map(writes, self.gm.graph.nodes))
+
     def _whole(self, fault: "Fault | None") -> "_Run":
         run = _Run(self.gm, fault)
         run.run(*_copies(self.args), enable_io_processing=False)
@@ -97,7 +101,7 @@ class Watched:
         with torch.no_grad():
             if fault is None:
                 run = self._clean
-            elif any(map(writes, self.gm.graph.nodes)):
+            elif self._mutates:
                 run = self._whole(fault)
             else:
                 run = self._clean.again(fault)

@@ -139,9 +139,9 @@ def test_an_update_is_in_the_gradients_once(
 ) -> None:
     model = Averaging(update)
     twin = copy.deepcopy(model)
-    policies = Policy.load(policy)
-    policies = replace(policies, rules=(*rules, *policies.rules))
-    twin.compile(backend="fxamp", options={"policy": policies, "lowering": lowering})
+    shipped = Policy.load(policy)
+    with_rules = replace(shipped, rules=(*rules, *shipped.rules))
+    twin.compile(backend="fxamp", options={"policy": with_rules, "lowering": lowering})
     ours, theirs = gradients(twin), gradients(model, torch.bfloat16)
     assert len(ours) == 5
     if lowering == "aot_eager":
