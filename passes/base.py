@@ -47,7 +47,8 @@ class CastContext(Context):
     in the program's autocast regions, and this is the dtype of regions that name none. ``lstm_kernel``: nn.LSTM may use
     oneDNN's kernel, as in eager mode; AOTAutograd cannot trace that kernel's backward. ``narrow_outputs``: outputs that
     were captured in 16 bits are returned in that dtype, because the program continues with them. ``ended``: the reason
-    for the graph break that ended the graph, if there was one. ``any_attention_kernel``: attention may run in another
+    for the graph break that ended the graph, if there was one. ``called_by``: the function inside the compiled call
+    that calls the graph, if the program does not call it itself. ``any_attention_kernel``: attention may run in another
     kernel than eager mode chooses for the captured call, which rounds differently.
     """
 
@@ -58,6 +59,7 @@ class CastContext(Context):
     lstm_kernel: bool = True
     narrow_outputs: bool = True
     ended: str = ""
+    called_by: str = ""
     any_attention_kernel: bool = False
 
     @property
@@ -65,6 +67,13 @@ class CastContext(Context):
         """Return the policy's lower-precision dtype."""
         dtype: torch.dtype = getattr(torch, self.policy.lower_precision_fp)
         return dtype
+
+    @property
+    def read_inside(self) -> str:
+        """Why code inside the compiled call reads the results; ``""`` if they are what the call returns."""
+        if self.ended:
+            return f"a graph break ends its graph ({self.ended})"
+        return f"{self.called_by} calls its graph and may read it" if self.called_by else ""
 
     def eligible(self, value: object) -> bool:
         """Whether autocast may cast ``value``: a floating-point tensor on the policy's device, but not float64."""

@@ -20,7 +20,7 @@ from fxamp.graph import strip_values
 from fxamp.passes.base import CastContext
 from fxamp.pipeline import cast_graph
 from fxamp.reports import GraphRecord
-from fxamp.reports.break_reasons import why_ended
+from fxamp.reports.break_reasons import calling_function, why_ended
 from fxamp.reports.list_graph import list_graph
 from fxamp.reports.observer import GraphObserver
 from fxamp.reports.record import CastGraph
@@ -93,6 +93,7 @@ class GraphCompilation:
             # tensors.
             narrow_outputs=bool(self._ended) or any(map(_is_narrow, self._inputs)),
             ended=self._ended,
+            called_by=calling_function(),
             any_attention_kernel=self._options.lowering == "inductor",
         )
         return cast_graph(captured, context)

@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule
 
 from fxamp.graph.submodules import submodules
-from fxamp.torch_private import compiled_code, on_each_compilation, why_skipped
+from fxamp.torch_private import caller_inside, compiled_code, on_each_compilation, why_skipped
 from fxamp.torch_private.parts.dynamo import RESUMED, counters
 
 #: A function's file, first line and name.
@@ -66,6 +66,15 @@ def skipped_now() -> str:
     """Return the function that Dynamo gives up, with location and reason, when a compilation ends; ``""`` if none."""
     code = compiled_code()
     return _line(place_of(code), _skips) if code is not None and place_of(code) in _skips else ""
+
+
+def calling_function() -> str:
+    """Return the function, with its location, that calls the graph being compiled inside of the compiled call.
+
+    ``""`` if the program itself calls the compiled function, or the graph continues it after a graph break.
+    """
+    code = caller_inside()
+    return "" if code is None else described(place_of(code))
 
 
 def ended_now() -> bool:

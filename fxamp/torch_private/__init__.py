@@ -47,6 +47,7 @@ from fxamp.torch_private.dynamo import (
     backend_of,
     backends_of_compiles,
     called_by_backward,
+    caller_inside,
     compile_options,
     compiled_code,
     compiling_frame,

@@ -118,6 +118,37 @@ def _caller(matches: Callable[[CodeType], bool]) -> FrameType | None:
     return frame
 
 
+def caller_inside() -> CodeType | None:
+    """Return the function inside the running torch.compile call that calls the one that Dynamo compiles.
+
+    Dynamo does not trace through that call: it skips the calling function, or a graph breaks at the call. None if the
+    compiled function is the one that the program calls, or its continuation after a graph break. If torch renames
+    ``compile_wrapper`` or the prefix of continuations, functions count as called where they are not.
+    """
+    from torch._dynamo import eval_frame
+    from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+
+    compiling = compiling_frame()
+    code, frame = (None, None) if compiling is None else (compiling.f_locals.get("code"), compiling.f_back)
+    while frame is not None and code is not None:
+        called = frame.f_code
+        if (called.co_name, called.co_filename) == ("compile_wrapper", eval_frame.__file__):
+            return None
+        if not _passes_results_on(frame):
+            if not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
+                return called
+            code = called
+        frame = frame.f_back
+    return None
+
+
+def _passes_results_on(frame: FrameType) -> bool:
+    """Whether a frame is Dynamo's own, or one of torch's that wraps calls of modules and functions."""
+    wrappers = (torch.nn.modules.module, torch.utils._contextlib, torch.amp.autocast_mode)
+    of_dynamo = str(frame.f_globals.get("__name__")).startswith(("torch._dynamo.", "torch._utils_internal"))
+    return of_dynamo or frame.f_code.co_filename in [module.__file__ for module in wrappers]
+
+
 def hint(number: int | torch.SymInt) -> int | None:
     """Return ``number`` for the sizes at compile time, without a guard on them; None if it depends on tensor values.
 

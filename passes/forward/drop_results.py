@@ -5,8 +5,8 @@
 2. The output becomes None; ``output.meta[DROPPED]`` describes it, so that callers get a tensor that raises an error.
 3. The conditions refer to the op that computed the result, before views, copies and conversions; ``args`` and
    ``elements`` are those of the kept region.
-4. A result stays, and the log says why, if a graph break ended the graph, because the code after it may read the
-   result; or if its sizes depend on values.
+4. A result stays, and the log says why, if its sizes depend on values, or if code inside the compiled call may read it:
+   after a graph break, or in a function that Dynamo skips and that called the graph.
 """
 
 import logging
@@ -120,9 +120,8 @@ def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: Ca
     producer = _producer(leaf)
     name = f"the result of {op_name(producer)} at {describe_source(producer)}"
     sizes = [size_reader(size, inputs) for size in value.shape]
-    why = f"a graph break ends its graph ({context.ended})" if context.ended else ""
-    if why or None in sizes:
-        log.warning("%s is not dropped: %s", name, why or "its sizes depend on values")
+    if context.read_inside or None in sizes:
+        log.warning("%s is not dropped: %s", name, context.read_inside or "its sizes depend on values")
         return None
     where = f", {rule.origin}" if rule.origin else ""
     reason = (

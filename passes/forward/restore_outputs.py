@@ -2,7 +2,7 @@
 
 Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor would fail there with float32
 weights. Under policies with ``outputs = "keep"`` the program's own results have the dtypes that the casts produce
-instead: what leaves a graph that no break ended.
+instead: what the compiled call returns. Results that a function reads that Dynamo skips are as before a break.
 
 1. A floating-point output that is narrower than its captured dtype is widened.
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
@@ -240,8 +240,8 @@ def _memory(node: Node) -> set[int]:
 
 
 def _keeps(context: CastContext) -> bool:
-    """Whether outputs stay in the dtypes that the casts give: not before a break, whose code has float32 weights."""
-    return context.policy.outputs == "keep" and not context.ended
+    """Whether outputs stay in the dtypes that the casts give: not where code with float32 weights reads them."""
+    return context.policy.outputs == "keep" and not context.read_inside
 
 
 def _wrong(output: Node, context: CastContext) -> dict[int, torch.dtype]:

@@ -78,10 +78,66 @@ def test_kept_outputs_are_captured_ones_before_a_break(name: str, lowering: str)
         torch.testing.assert_close(ours, wanted, rtol=0.05, atol=0.05, check_dtype=False)
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).relu()
+
+
+class Calling(nn.Module):
+    """A model whose forward calls a block, and a layer that refuses a 16-bit input beside its float32 weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Block(), nn.Conv1d(4, 3, 1)
+
+
+class InALoop(Calling):
+    """Dynamo skips a forward that breaks in a loop, and compiles the block's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.block(x)
+            torch._dynamo.graph_break()
+        return self.last(x[..., None])
+
+
+class Disabled(Calling):
+    @torch._dynamo.disable(recursive=False)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.block(x)[..., None])
+
+
+class BreaksAtTheCall(Calling):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.called(x)[..., None])
+
+    @torch._dynamo.disable(recursive=False)
+    def called(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+@each_once("model, lowering", [InALoop, Disabled, BreaksAtTheCall], LOWERINGS)
+def test_kept_outputs_are_captured_ones_inside_a_function_that_is_not_compiled(
+    model: Callable[[], nn.Module], lowering: str
+) -> None:
+    policy, net, x = replace(fxamp.Policy.load("cpu-bfloat16"), outputs="keep"), model(), torch.randn(2, 4)
+    got = torch.compile(net, backend="fxamp", options={"policy": policy, "lowering": lowering})(x)
+    torch.testing.assert_close(got, net(x), rtol=0.05, atol=0.05, check_dtype=False)
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_kept_outputs_of_the_program_are_the_casts(lowering: str) -> None:
+    """Also after two breaks, and below a decorator of torch's."""
+
+    @torch.no_grad()
     def program(x: Tensor) -> Tensor:
         hidden = x @ x
+        torch._dynamo.graph_break()
+        hidden = hidden @ x
         torch._dynamo.graph_break()
         return hidden @ x
 

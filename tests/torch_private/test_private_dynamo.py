@@ -58,6 +58,38 @@ def test_an_untraced_function_runs_eagerly_with_what_it_calls() -> None:
     assert ops == [["add"], ["mul"]] and counters["frames"]["ok"] == counters["frames"]["total"] == 2
 
 
+def test_the_calling_function_inside_a_compiled_call() -> None:
+    calling: list[str | None] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        code = private.caller_inside()
+        calling.append(None if code is None else code.co_name)
+        return gm.forward
+
+    def inner(x: Tensor) -> Tensor:
+        return x.cos()
+
+    def skipped(x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = inner(x)
+            torch._dynamo.graph_break()
+        return x
+
+    @torch.no_grad()
+    def broken(x: Tensor) -> Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    for function in (inner, broken, skipped):
+        torch._dynamo.reset()
+        torch.compile(function, backend=backend)(torch.ones(2))
+    assert calling == [None] * 4 + ["skipped"]
+    assert private.caller_inside() is None
+
+
 def test_what_is_untraced_is_found_again() -> None:
     def function(x: Tensor) -> Tensor:
         return x

@@ -95,13 +95,21 @@ def test_an_input_that_is_returned_stays() -> None:
     assert dropped(bench_of(Echo(), dropping(args={"result": {"rank": ">=1"}}))) == 1
 
 
-def test_after_a_graph_break_results_are_made(caplog: pytest.LogCaptureFixture) -> None:
-    """What follows the break may read them."""
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"ended": "model.py:3: print"}, "a graph break ends its graph (model.py:3: print)"),
+        ({"called_by": "model.py:3: forward"}, "model.py:3: forward calls its graph and may read it"),
+    ],
+)
+def test_results_that_code_inside_the_call_may_read_are_made(
+    facts: dict[str, str], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     bench = bench_of(Model())
-    bench.context = replace(bench.context, ended="model.py:3: print")
+    bench.context = replace(bench.context, **facts)
     with caplog.at_level(logging.WARNING, "fxamp"):
         assert dropped(bench) == 0
-    assert "is not dropped: a graph break ends its graph (model.py:3: print)" in caplog.text
+    assert f"is not dropped: {why}" in caplog.text
 
 
 def test_what_only_a_dropped_result_read_is_gone() -> None:
