@@ -20,11 +20,14 @@ class BackwardRules(Participant):
 
     policy: Policy
 
-    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
+    @property
+    def needs_backward(self) -> str:
         ids = ", ".join(repr(rule.id) for rule in self.policy.rules if rule.region in ("backward", "both"))
-        what = f"policy {self.policy.name!r} has rules for the backward ({ids})"
-        refuse_eager(what, lowering)
-        refuse_compiled_autograd(what)
+        return f"policy {self.policy.name!r} has rules for the backward ({ids})"
+
+    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
+        refuse_eager(self.needs_backward, lowering)
+        refuse_compiled_autograd(self.needs_backward)
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         def compile_cast(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:

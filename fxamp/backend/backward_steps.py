@@ -50,8 +50,12 @@ class BackwardSteps(Participant):
     policy: Policy
     scaled: bool
 
+    @property
+    def needs_backward(self) -> str:
+        return f"policy {self.policy.name!r} has in_backward = true"
+
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
-        what = f"policy {self.policy.name!r} has in_backward = true"
+        what = self.needs_backward
         refuse_eager(what, lowering)
         refuse_compiled_autograd(what)
         require_policy(self.policy)

@@ -25,7 +25,7 @@ from fxamp.passes.partition.mark_overwritten import MarkOverwritten
 from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
 from fxamp.pipeline import run_passes, run_traced
 from fxamp.pipeline.cache_key import cache_key
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner, needing_backward
 from fxamp.policy import Policy
 from fxamp.policy.model.site import KEPT, RESULTS
 from fxamp.reports.nonfinite import NonFinite
@@ -90,7 +90,7 @@ class Participants:
         compiler = self._observed("forward", compiler)
         for member in reversed(self.members):
             compiler = member.forward(compiler)
-        return compiler
+        return needing_backward(compiler, self.members)
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         """Return the compiler for the derived or stored backward, which calls ``compiler`` after the changes."""

@@ -42,8 +42,12 @@ class Watching(Participant):
     def key(self) -> object:
         return "measured"
 
+    @property
+    def needs_backward(self) -> str:
+        return "option 'nonfinite' measures the values of backward graphs"
+
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
-        refuse_compiled_autograd("option 'nonfinite' measures the values of backward graphs")
+        refuse_compiled_autograd(self.needs_backward)
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
         """Measure the values of the graph."""

@@ -5,6 +5,7 @@ parts to a compiler. A participant can change each of these, and wrap each run o
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx import GraphModule
 from fxamp.capture import Captured
 from fxamp.errors import OptionError
 from fxamp.graph_text import KeptValue, Listing
+from fxamp.torch_private import current_metadata, graph_metadata, refuse_compiled_autograd_of
 
 #: A compiled graph that takes its inputs in one list and empties the list.
 Boxed = Callable[[list[Any]], Any]
@@ -33,6 +35,14 @@ class Participant:
     """
 
     kept: Sequence[KeptValue] = ()
+
+    @property
+    def needs_backward(self) -> str | None:
+        """What it does to each run of a backward graph, as the beginning of a sentence; None if it does nothing.
+
+        Compiled autograd would leave that out without an error.
+        """
+        return None
 
     @property
     def key(self) -> object:
@@ -87,6 +97,44 @@ def refuse_eager(what: str, lowering: str) -> None:
             f"{what}, but lowering = 'eager' leaves the backward to autograd, without a graph; accepted with these "
             "rules: 'inductor', 'aot_eager'"
         )
+
+
+#: Attribute of AOTAutograd's metadata of a graph: what compiled autograd would leave out of its backward, a text.
+_NEEDS_BACKWARD = "fxamp_needs_backward"
+
+
+def needing_backward(compiler: GraphCompiler, members: Sequence[Participant]) -> GraphCompiler:
+    """Return ``compiler`` for the forward of a graph whose backward compiled autograd must not trace for ``members``.
+
+    A program may enable compiled autograd after the forward was compiled; then its backward raises OptionError.
+    """
+    needs = next((member.needs_backward for member in members if member.needs_backward), None)
+    if needs is None:
+        return compiler
+    refuse_compiled_autograd_of(_late_refusal)
+
+    def compile_marked(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
+        metadata = current_metadata()
+        if metadata is not None:
+            setattr(metadata, _NEEDS_BACKWARD, needs)
+        return compiler(gm, inputs)
+
+    return compile_marked
+
+
+def _late_refusal(function: Any) -> Callable[[], None] | None:
+    for metadata in graph_metadata(function):
+        needs = getattr(metadata, _NEEDS_BACKWARD, None)
+        if needs is not None:
+            return partial(_refuse_late, needs)
+    return None
+
+
+def _refuse_late(needs: str) -> None:
+    raise OptionError(
+        f"{needs}, but compiled autograd, enabled after the forward was compiled, bypasses the compiler of "
+        "AOTAutograd's backward graphs; accepted: backward() without compiled autograd"
+    )
 
 
 def refuse_compiled_autograd(what: str) -> None:

@@ -50,9 +50,13 @@ class Scaling(Participant):
     def key(self) -> object:
         return self.scaler.graph_norm, self.last
 
+    @property
+    def needs_backward(self) -> str:
+        return "option 'scaler' scales backward graphs"
+
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Attach the scaler. Raises OptionError if it cannot be, or compiled autograd would run the backward."""
-        refuse_compiled_autograd("option 'scaler' scales backward graphs")
+        refuse_compiled_autograd(self.needs_backward)
         self.scaler.attach()
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:

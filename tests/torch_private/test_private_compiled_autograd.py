@@ -1,0 +1,39 @@
+"""Compiled autograd shows fxamp each of AOTAutograd's graphs whose backward it traces, and raises what fxamp says."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.compiled_autograd import AutogradCompilerInstance, _enable
+
+from fxamp import torch_private as private
+
+
+def test_a_refused_graph_raises_before_anything_has_run_and_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("proxy_call_aot_backward", "end_capture"):
+        monkeypatch.setattr(AutogradCompilerInstance, name, inspect.unwrap(getattr(AutogradCompilerInstance, name)))
+    refused: list[Any] = []
+
+    def refuse() -> None:
+        raise ZeroDivisionError
+
+    def refusal(function: Any) -> Callable[[], None] | None:
+        refused.append(function)
+        return refuse if len(refused) == 1 else None
+
+    private.refuse_compiled_autograd_of(refusal)
+    private.refuse_compiled_autograd_of(refusal)
+    x = torch.ones(2, requires_grad=True)
+    losses = [torch.compile(lambda x, f=f: f(x).sum(), backend="aot_eager")(x) for f in (torch.sin, torch.exp)]
+    with _enable(torch.compile(backend="eager")):
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                losses[0].backward(retain_graph=True)
+        assert x.grad is None
+        losses[1].backward()
+    losses[0].backward()
+    assert refused == [private.function_of(loss.grad_fn) for loss in losses]
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, (x.cos() + x.exp()).detach())
