@@ -1,8 +1,11 @@
 """Detect a file's kind from its content, without running it and without torch."""
 
 import ast
+import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
 from fxamp.errors import ListingError, nearest
@@ -66,9 +69,13 @@ def program_syntax(file: str, accepted: str) -> ast.Module:
 
 
 def _parsed(file: str) -> ast.Module:
+    """Return the syntax tree of a file in the encoding that Python would read it in: UTF-8 or what the file says."""
+    content, encoding = Path(file).read_bytes(), "utf-8"
+    with suppress(SyntaxError):
+        encoding, _ = tokenize.detect_encoding(BytesIO(content).readline)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ast.parse(Path(file).read_text(encoding="utf-8"), file)
+        return ast.parse(content.decode(encoding), file)
 
 
 def _kind_of(tree: ast.Module) -> str:

@@ -78,6 +78,15 @@ def test_a_tuple_and_a_dict_are_what_the_model_can_be_called_with(
     assert arguments(model, ((1,), {"scale": 2.0}), "inputs") == (args, kwargs)
 
 
+@pytest.mark.parametrize(
+    ("first", "encoding"), [("", "utf-8-sig"), ("# -*- coding: latin-1 -*-", "latin-1")], ids=["mark", "declared"]
+)
+def test_a_file_is_read_in_the_encoding_that_python_would_use(tmp_path: Path, first: str, encoding: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_bytes((first + NET + "name = 'é'\n" + FORMS["values"] + "assert len(name) == 1\n").encode(encoding))
+    assert load(str(file), Request(policy="cpu-bfloat16")).graphs
+
+
 def test_a_module_of_torch_itself(tmp_path: Path) -> None:
     text = (
         "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\ninputs = torch.ones(2, 4)\n"
