@@ -111,7 +111,6 @@ def needing_backward(compiler: GraphCompiler, members: Sequence[Participant]) ->
     needs = next((member.needs_backward for member in members if member.needs_backward), None)
     if needs is None:
         return compiler
-    refuse_compiled_autograd_of(_late_refusal)
 
     def compile_marked(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:
         metadata = current_metadata()
@@ -120,6 +119,11 @@ def needing_backward(compiler: GraphCompiler, members: Sequence[Participant]) ->
         return compiler(gm, inputs)
 
     return compile_marked
+
+
+def refuse_late_compiled_autograd() -> None:
+    """From now on, raise OptionError in backwards of marked graphs if compiled autograd runs them."""
+    refuse_compiled_autograd_of(_late_refusal)
 
 
 def _late_refusal(function: Any) -> Callable[[], None] | None:

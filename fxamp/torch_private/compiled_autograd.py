@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from fxamp.torch_private.dynamo import untraced
+
 
 def refuse_compiled_autograd_of(refusal: Callable[[Any], Callable[[], None] | None]) -> None:
     """Raise an error where compiled autograd is about to run AOTAutograd's graphs, from now on.
@@ -22,14 +24,16 @@ def refuse_compiled_autograd_of(refusal: Callable[[Any], Callable[[], None] | No
         return
 
     @wraps(trace)
+    @untraced
     def trace_noted(compiler: Any, gradients: Any, proxies: Any, saved: Any, proxy: Any, node: Any, *more: Any) -> Any:
         compiler.fxamp_refusal = getattr(compiler, "fxamp_refusal", None) or refusal(node._forward_cls)
         return trace(compiler, gradients, proxies, saved, proxy, node, *more)
 
     @wraps(end)
+    @untraced
     def end_refused(compiler: Any, outputs: Any) -> Any:
         run, compiled = end(compiler, outputs)
         raising = getattr(compiler, "fxamp_refusal", None)
-        return (run if raising is None else lambda *_: raising()), compiled
+        return (run if raising is None else untraced(lambda *_: raising())), compiled
 
     kind.proxy_call_aot_backward, kind.end_capture = trace_noted, end_refused

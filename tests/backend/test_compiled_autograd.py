@@ -1,13 +1,17 @@
 """Compiled autograd that a program enables after the forward was compiled, as torch's tutorial does."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from support.machines.lacks import needs_compiler
 from torch import Tensor, nn
 from torch._dynamo import compiled_autograd
+from torch._dynamo.compiled_autograd import AutogradCompilerInstance
+from torch._inductor.utils import fresh_cache
 
 import fxamp
 from fxamp.errors import OptionError
@@ -78,12 +82,29 @@ def test_what_acts_on_runs_of_the_backward_refuses_it(case: str, way: Callable[[
     assert all(parameter.grad is not None for parameter in net.parameters())
 
 
+@needs_compiler
+def test_a_graph_from_the_cache_refuses_it_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fresh_cache():
+        for hits in (0, 1):
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
+            for name in ("proxy_call_aot_backward", "end_capture"):  # as in a process without fxamp's graphs
+                own = inspect.unwrap(getattr(AutogradCompilerInstance, name))
+                monkeypatch.setattr(AutogradCompilerInstance, name, own)
+            loss, _ = loss_and_net({"policy": fxamp.Policy.loads(WIDE), "lowering": "inductor"})
+            assert torch._dynamo.utils.counters["aot_autograd"]["autograd_cache_hit"] == hits
+            with pytest.raises(OptionError, match="has rules for the backward"):
+                switched_on(loss)
+            loss.backward()
+
+
+@pytest.mark.parametrize("way", [around, switched_on])
 @pytest.mark.parametrize("case", KEPT)
-def test_what_a_graph_contains_is_kept(case: str) -> None:
+def test_what_a_graph_contains_is_kept(case: str, way: Callable[[Tensor], None]) -> None:
     gradients = []
-    for context in (around, Tensor.backward):
+    for run in (way, Tensor.backward):
         loss, net = loss_and_net({"policy": KEPT[case]})
-        context(loss)
+        run(loss)
         gradients.append([parameter.grad for parameter in net.parameters()])
     for ours, plain in zip(*gradients, strict=True):
         assert ours is not None and plain is not None and torch.equal(ours, plain)
