@@ -6,14 +6,36 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._dynamo.compiled_autograd import AutogradCompilerInstance, _enable
 
 from fxamp import torch_private as private
 
 
-def test_a_refused_graph_raises_before_anything_has_run_and_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back for a test what fxamp has replaced in this process."""
     for name in ("proxy_call_aot_backward", "end_capture"):
-        monkeypatch.setattr(AutogradCompilerInstance, name, inspect.unwrap(getattr(AutogradCompilerInstance, name)))
+        method = inspect.unwrap(getattr(AutogradCompilerInstance, name))
+        monkeypatch.setattr(AutogradCompilerInstance, name, method)
+
+
+def test_dynamo_does_not_compile_the_refusal() -> None:
+    """torch.compile may run the backward; compiling the tracer's frames fails for some symbolic sizes."""
+    compiles: list[bool] = []
+
+    def refusal(_: Any) -> None:
+        compiles.append(callable(get_eval_frame_callback()))
+
+    private.refuse_compiled_autograd_of(refusal)
+    x = torch.ones(2, requires_grad=True)
+    loss = torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(x)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: loss.backward(), backend="eager")()
+    assert compiles == [False]
+
+
+def test_a_refused_graph_raises_before_anything_has_run_and_stays_usable() -> None:
     refused: list[Any] = []
 
     def refuse() -> None:
