@@ -21,7 +21,7 @@ from fxamp.tools.bench.host.steps import count_calls
 from fxamp.tools.show import command as show
 
 WIDTH = 8
-SIZES = (8, 32)
+SIZES = (6, 18)
 #: Work for each block of the longer chain over that of the shorter one; work for whole graphs makes it less than 1.
 LIMIT = 1.1
 POLICY = Policy.load("cpu-bfloat16").resolve("cpu")

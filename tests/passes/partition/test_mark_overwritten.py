@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -126,13 +127,16 @@ def gradients(model: nn.Module, dtype: torch.dtype | None = None) -> list[Tensor
 
 
 AGAIN = Rule("again", keep="recompute", region="kept", ops=("*",))
+TRACED = product([added, detached, old_value, copied], [(), (AGAIN,)], ["cpu-bfloat16", "cpu-bfloat16-lean"])
+COMPILED = product([added, copied], [()], ["cpu-bfloat16-lean"])
 
 
-@pytest.mark.parametrize("update", [added, detached, old_value, copied])
-@pytest.mark.parametrize("policy", ["cpu-bfloat16", "cpu-bfloat16-lean"])
 @pytest.mark.parametrize(
-    ("lowering", "rules"),
-    [("aot_eager", ()), ("aot_eager", (AGAIN,)), pytest.param("inductor", (), marks=pytest.mark.inductor)],
+    ("update", "rules", "policy", "lowering"),
+    [
+        *((*case, "aot_eager") for case in TRACED),
+        *(pytest.param(*case, "inductor", marks=pytest.mark.inductor) for case in COMPILED),
+    ],
 )
 def test_an_update_is_in_the_gradients_once(
     update: Callable[[Tensor, Tensor], Tensor], rules: tuple[Rule, ...], policy: str, lowering: str
