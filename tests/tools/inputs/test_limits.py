@@ -72,6 +72,7 @@ def test_what_graphs_compute_is_computed(tmp_path: Path) -> None:
     assert read(tmp_path, *lines, "z = x.view(n, -1)", "y = torch.ops.aten.sum.default(x)") >= 5
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where it interrupts a destructor
 def test_time_and_memory_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGPROF)
     wide = 'x: "f32[4, 4]", y: "f32[1000000000]"'
