@@ -108,14 +108,19 @@ def inputs_cast_by_caller(device_type: str) -> torch.dtype | None:
 
 def _caller(matches: Callable[[CodeType], bool]) -> FrameType | None:
     """Return the innermost frame that runs matching code; None if a callable of torch.compile runs in between."""
-    from torch._dynamo import eval_frame
-
     frame = inspect.currentframe()
     while frame is not None and not matches(frame.f_code):
-        if (frame.f_code.co_name, frame.f_code.co_filename) == ("compile_wrapper", eval_frame.__file__):
+        if _is_compiled_call(frame.f_code):
             return None
         frame = frame.f_back
     return frame
+
+
+def _is_compiled_call(code: CodeType) -> bool:
+    """Whether ``code`` is what a program calls as a callable of torch.compile."""
+    from torch._dynamo import eval_frame
+
+    return (code.co_name, code.co_filename) == ("compile_wrapper", eval_frame.__file__)
 
 
 def caller_inside() -> CodeType | None:
@@ -125,19 +130,17 @@ def caller_inside() -> CodeType | None:
     compiled function is the one that the program calls, or its continuation after a graph break. If torch renames
     ``compile_wrapper`` or the prefix of continuations, functions count as called where they are not.
     """
-    from torch._dynamo import eval_frame
-    from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+    from fxamp.torch_private.parts.dynamo import RESUMED
 
     compiling = compiling_frame()
     code, frame = (None, None) if compiling is None else (compiling.f_locals.get("code"), compiling.f_back)
     while frame is not None and code is not None:
-        called = frame.f_code
-        if (called.co_name, called.co_filename) == ("compile_wrapper", eval_frame.__file__):
+        if _is_compiled_call(frame.f_code):
             return None
         if not _passes_results_on(frame):
-            if not code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
-                return called
-            code = called
+            if not code.co_name.startswith(RESUMED):
+                return frame.f_code
+            code = frame.f_code
         frame = frame.f_back
     return None
 

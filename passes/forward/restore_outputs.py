@@ -2,7 +2,7 @@
 
 Dynamo traces the code after a graph break with the captured dtypes; a 16-bit tensor would fail there with float32
 weights. Under policies with ``outputs = "keep"`` the program's own results have the dtypes that the casts produce
-instead: what the compiled call returns. Results that a function reads that Dynamo skips are as before a break.
+instead: what the compiled call returns. What a function reads that Dynamo skips is restored, as before a break.
 
 1. A floating-point output that is narrower than its captured dtype is widened.
 2. An output that was captured in 16 bits, and is now wider or in the other 16-bit dtype, gets the captured dtype only
