@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 from fxamp.passes.backward.cast_backward import CastBackward
 from fxamp.passes.shared.decision import decision
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, refuse_eager
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_eager
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_unmatched
 
@@ -27,7 +27,7 @@ class BackwardRules(Participant):
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         refuse_eager(self.needs_backward, lowering)
-        refuse_compiled_autograd(self.needs_backward)
+        super().refuse(lowering, inductor)
 
     def backward(self, compiler: GraphCompiler) -> GraphCompiler:
         def compile_cast(gm: GraphModule, inputs: Sequence[Any]) -> Boxed:

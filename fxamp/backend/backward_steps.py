@@ -21,14 +21,7 @@ from fxamp.optim.in_backward import BackwardStep, require_policy
 from fxamp.passes.backward.hand_over_gradients import HANDED_OVER, HandOverGradients
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import (
-    Boxed,
-    GraphCompiler,
-    Participant,
-    refuse_compiled_autograd,
-    refuse_eager,
-    takes_list,
-)
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_eager, takes_list
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.owners import owners
@@ -57,7 +50,7 @@ class BackwardSteps(Participant):
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         what = self.needs_backward
         refuse_eager(what, lowering)
-        refuse_compiled_autograd(what)
+        super().refuse(lowering, inductor)
         require_policy(self.policy)
         if self.scaled:
             raise OptionError(

@@ -25,14 +25,7 @@ from fxamp.passes.partition.mark_overwritten import MarkOverwritten
 from fxamp.passes.sequences import BACKWARD, PARTITIONED_FORWARD
 from fxamp.pipeline import run_passes, run_traced
 from fxamp.pipeline.cache_key import cache_key
-from fxamp.pipeline.participant import (
-    Boxed,
-    GraphCompiler,
-    Participant,
-    Partitioner,
-    needing_backward,
-    refuse_late_compiled_autograd,
-)
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, Partitioner, needing_backward
 from fxamp.policy import Policy
 from fxamp.policy.model.site import KEPT, RESULTS
 from fxamp.reports.nonfinite import NonFinite
@@ -160,8 +153,6 @@ def participants_of(
             options.scaler.graphs.monitors[id(monitor)] = monitor
     for member in members:
         member.refuse(options.lowering, {**mode_settings(options.mode), **options.inductor})
-        if member.needs_backward:
-            refuse_late_compiled_autograd()
     return Participants(policy, options, observer, tuple(members))
 
 

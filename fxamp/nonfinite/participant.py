@@ -1,6 +1,6 @@
 """The participant that measures a graph's values: it takes their numbers from the results to the monitor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from fxamp.passes.backward.measure_gradients import MeasureGradients
 from fxamp.passes.base import Context
 from fxamp.passes.forward.measure_results import MeasureResults
 from fxamp.pipeline import run_passes
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
 from fxamp.reports.list_graph import list_graph
 from fxamp.reports.warnings import Example, warn_once
 from fxamp.torch_private import compiled_by_aot, function_of, inner_nodes, running_node
@@ -45,9 +45,6 @@ class Watching(Participant):
     @property
     def needs_backward(self) -> str:
         return "option 'nonfinite' measures the values of backward graphs"
-
-    def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
-        refuse_compiled_autograd(self.needs_backward)
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
         """Measure the values of the graph."""

@@ -50,7 +50,13 @@ class Participant:
         return None
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
-        """Raise OptionError if it cannot take part with these options; called before anything is traced."""
+        """Raise OptionError if it cannot take part with these options; called before anything is traced.
+
+        What needs the runs of backward graphs refuses compiled autograd, here and in each backward from now on.
+        """
+        if self.needs_backward:
+            refuse_compiled_autograd(self.needs_backward)
+            refuse_compiled_autograd_of(_late_refusal)
 
     def captured(self, graph: Captured, inputs: Sequence[Any], listing: Listing) -> None:
         """Change the captured graph, which has its casts, for ``inputs``; ``listing`` describes it."""
@@ -119,11 +125,6 @@ def needing_backward(compiler: GraphCompiler, members: Sequence[Participant]) ->
         return compiler(gm, inputs)
 
     return compile_marked
-
-
-def refuse_late_compiled_autograd() -> None:
-    """From now on, raise OptionError in backwards of marked graphs if compiled autograd runs them."""
-    refuse_compiled_autograd_of(_late_refusal)
 
 
 def _late_refusal(function: Any) -> Callable[[], None] | None:

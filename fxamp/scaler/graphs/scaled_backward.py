@@ -19,7 +19,7 @@ from fxamp.graph import graph_output, tensor_value
 from fxamp.optim.identity import has_identity
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_compiled_autograd, takes_list
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
 from fxamp.policy import Policy
 from fxamp.scaler.graphs.double_backward import explain_double_backward
 from fxamp.scaler.graphs.owners import leaves, owner_references
@@ -56,7 +56,7 @@ class Scaling(Participant):
 
     def refuse(self, lowering: str, inductor: Mapping[str, Any]) -> None:
         """Attach the scaler. Raises OptionError if it cannot be, or compiled autograd would run the backward."""
-        refuse_compiled_autograd(self.needs_backward)
+        super().refuse(lowering, inductor)
         self.scaler.attach()
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:
