@@ -131,6 +131,7 @@ def _line(place: Place, reasons: dict[Place, str]) -> str:
     return f"{described(place)}: {reasons[place]}"
 
 
+_begin()  # a program's own backend may import fxamp in the middle of a compilation
 on_each_compilation(_begin, _end)
 
 

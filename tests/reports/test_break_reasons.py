@@ -1,5 +1,6 @@
 """A report gives Dynamo's own reasons: for each graph break, and for each function that it skips."""
 
+import importlib.util
 import re
 
 import pytest
@@ -141,3 +142,20 @@ def test_a_reason_has_its_heading_where_the_explanation_says_nothing() -> None:
 )
 def test_a_message_becomes_its_heading_and_explanation(message: str, reason: str) -> None:
     assert break_reasons._first(message) == reason
+
+
+def test_fxamp_may_be_imported_in_the_middle_of_a_compilation(monkeypatch):
+    monkeypatch.setattr("fxamp.torch_private.on_each_compilation", lambda *_: None)
+    spec = importlib.util.spec_from_file_location("imported_late", break_reasons.__file__)
+    ended = []
+
+    def backend(gm, _):
+        late = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(late)
+        ended.append(late.why_ended(gm))
+        late._end()
+        return gm.forward
+
+    torch.compile(Resumes(), backend=backend)(torch.ones(2, 4))
+
+    assert PRINTS in ended[0]
