@@ -109,7 +109,8 @@ class _AtenTrace(Interpreter):
         last, inputs = self._last, self._inputs(n)
         value = self._value(n)
         returned = {id(leaf) for leaf in pytree.tree_leaves(value)}
-        self._reads.record(n, self._after(last), any(id(tensor) in returned for tensor in inputs))
+        holds_input = n in self._objects or any(id(tensor) in returned for tensor in inputs)
+        self._reads.record(n, self._after(last), holds_input)
         return value
 
     def _entry(self, value: Any) -> Any:
@@ -182,8 +183,14 @@ class _AtenTrace(Interpreter):
         return result
 
     def _inputs(self, n: Node) -> list[torch.Tensor]:
-        leaves = (leaf for source in n.all_input_nodes for leaf in pytree.tree_leaves(self.env[source]))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        """Return the tensors that ``n`` reads; those of an object, such as a dataclass, are what its call got."""
+        tensors = []
+        for source in n.all_input_nodes:
+            if source in self._objects:
+                tensors += self._inputs(source)
+            else:
+                tensors += [leaf for leaf in pytree.tree_leaves(self.env[source]) if isinstance(leaf, torch.Tensor)]
+        return tensors
 
     @property
     def _last(self) -> Node | None:

@@ -23,14 +23,14 @@ class Reads:
         self._stand_for: dict[Node, set[Node]] = {}
         self._written: dict[Node, set[Node]] = {}
 
-    def record(self, call: Node, made: Iterable[Node], returns_input: bool = False) -> None:
-        """Record the new nodes ``made`` for ``call``, a node of the traced graph; its result may be an input of it.
+    def record(self, call: Node, made: Iterable[Node], holds_input: bool = False) -> None:
+        """Record the new nodes ``made`` for ``call``, a node of the traced graph; its result may be or hold an input.
 
         A placeholder has one new node, that of its position.
         """
         self._made[call] = list(made)
         stand_for = set(self._made[call])
-        if returns_input or not stand_for:
+        if holds_input or not stand_for:
             stand_for.update(node for source in call.all_input_nodes for node in self._stand_for[source])
         self._stand_for[call] = stand_for
 

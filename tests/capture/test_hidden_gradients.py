@@ -1,6 +1,7 @@
 """Calls that Dynamo leaves whole, inside which an autograd.Function or a hook decides the gradient."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ def writes_by_a_function(x: Tensor, weight: Tensor) -> Tensor:
     copy = x * 1
     copy.copy_(Tripled.apply(x, weight))
     return copy
+
+
+def writes_to_its_input(x: Tensor, weight: Tensor) -> Tensor:
+    return calls_a_function(x.mul_(2), weight)
 
 
 def registers_a_hook(x: Tensor, weight: Tensor) -> Tensor:
@@ -137,3 +142,39 @@ def test_a_call_with_the_gradient_of_its_ops_is_traced() -> None:
     program = torch.compile(lambda x, weight: call(x, weight) * 2, backend="fxamp", options=options)
     assert torch.equal(program(x, weight), (x.bfloat16() @ weight.bfloat16()).float() * 2)
     assert "verbatim" not in str(fxamp.report(program))
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class Nested:
+    pair: Pair
+    factor: float = 1.0
+
+
+@pytest.mark.parametrize("call", [torch.matmul, calls_a_function, writes_to_its_input, registers_a_hook])
+def test_a_call_that_is_left_whole_gets_its_tensors_in_a_dataclass(call: Callable[..., Tensor]) -> None:
+    """Dynamo records the dataclass's constructor as a call, which returns an object that holds tensors."""
+
+    def unpacked(nested: Nested) -> Tensor:
+        return call(nested.pair.x, nested.pair.weight) * nested.factor
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        hidden = x * 1
+        return left_whole(Nested(Pair(hidden, weight))) + hidden @ weight
+
+    def gradients(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            result = run(*inputs)
+        return torch.autograd.grad(result.float().square().sum(), inputs)
+
+    inputs = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    left_whole = unpacked
+    expected = gradients(program)
+    left_whole = torch.compiler.allow_in_graph(unpacked)
+    compiled = torch.compile(program, backend="fxamp", fullgraph=True, options={"lowering": "eager"})
+    assert_equal(gradients(compiled), expected)
