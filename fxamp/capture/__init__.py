@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.aten_trace import trace_aten
@@ -110,10 +110,16 @@ def _trace_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
     function.forward.replace(forward)
     results: Any = graph_output(forward.graph).args[0]
     outputs, saved = results
-    incoming = [*pytree.tree_leaves(outputs), *saved]
+    incoming = [*_gradients(outputs), *saved]
     function.backward.replace(_trace_body(function.backward.module, _values(incoming, mode), mode))
+
+
+def _gradients(outputs: Any) -> list[Node | None]:
+    """Return what a backward gets for the forward's outputs: sizes, which Dynamo 2.11 returns, have no gradient."""
+    leaves = pytree.tree_leaves(outputs)
+    return [leaf if tensor_value(leaf) is not None else None for leaf in leaves]
 
 
 def _values(arguments: Sequence[Any], mode: FakeTensorMode) -> list[Any]:
     """Return the values of fx arguments; tensors are new fakes, so a body's in-place ops cannot change outer values."""
-    return [fake_like(a.meta["val"], mode) if isinstance(a, Node) else a for a in arguments]
+    return [map_arg(argument, lambda node: fake_like(node.meta["val"], mode)) for argument in arguments]

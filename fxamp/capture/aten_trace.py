@@ -31,6 +31,7 @@ from fxamp.capture.reads import Reads
 from fxamp.capture.recorded_values import is_recorded, recorded_value
 from fxamp.capture.region_calls import inline_regions
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM, Regions, is_mark
+from fxamp.capture.size_inputs import by_input, join_sizes
 from fxamp.errors import CaptureError
 from fxamp.graph import fake_mode_of, first_computation, follows_input, inherit_provenance, is_answered, register
 from fxamp.graph.higher_order_ops import OPAQUE, gradient_hook
@@ -50,16 +51,20 @@ def trace_aten(gm: GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> G
     Bodies of higher-order ops are not traced. Returns a new module; in ``gm`` at most the order of the nodes changes.
     """
     _move_placeholders_ahead(gm.graph)
+    leaves, structure = pytree.tree_flatten(list(fakes))
     trace = make_fx(
-        lambda *args: _AtenTrace(with_regions(inline_regions(gm)), mode).run(*args, enable_io_processing=False),
+        lambda *args: _AtenTrace(with_regions(inline_regions(gm)), mode).run(
+            *pytree.tree_unflatten(args, structure), enable_io_processing=False
+        ),
         tracing_mode="fake",
         pre_dispatch=True,
         allow_non_fake_inputs=True,
     )
     with _preserved_global_state(), tracing(None), fx_traceback.preserve_node_meta(), mode:
-        traced = trace(*fakes)
+        traced = trace(*leaves)
     drop_guards_on_ragged_sizes(mode.shape_env)
     _erase_unread(traced.graph)
+    join_sizes(traced.graph, fakes)
     _adopt_placeholders(gm, traced, fakes)
     traced.meta.update(gm.meta)
     return traced
@@ -90,8 +95,9 @@ class _AtenTrace(Interpreter):
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph; raise CaptureError if a recorded op reads a different value than the program's call."""
         placeholders = self.graph.find_nodes(op="placeholder")
-        for given, made in zip(placeholders, self._tracer.graph.find_nodes(op="placeholder"), strict=True):
-            self._reads.record(given, [made])
+        made = by_input(self._tracer.graph.find_nodes(op="placeholder"), args)
+        for given, nodes in zip(placeholders, made, strict=True):
+            self._reads.record(given, nodes)
         results = super().run(*args, **options)
         self._reads.require_own()
         for node in reversed(self._objects.values()):

@@ -1,0 +1,55 @@
+"""Bodies that read the whole size of an outer tensor whose dimensions are dynamic: it is one value, not numbers."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.oracles.like_autocast import leaf
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+class Reshaped(torch.autograd.Function):
+    """Its backward reads a size that the forward saved, as a whole and number by number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: torch.Size) -> Tensor:
+        ctx.shape, ctx.numbers = x.shape, x.T.shape
+        return x.reshape(shape) * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.reshape(ctx.shape) * ctx.shape.numel() * len(ctx.shape) * ctx.numbers[0], None
+
+
+def function(x: Tensor, w: Tensor) -> Tensor:
+    y: Tensor = Reshaped.apply(x, w.shape)  # type: ignore[no-untyped-call]
+    return (y * w).sum()
+
+
+def checkpointed(x: Tensor, w: Tensor) -> Tensor:
+    size = x.shape
+    y: Tensor = checkpoint(lambda x: (x.T @ w.T.reshape(size)).sin(), x, use_reentrant=False)
+    return y.sum()
+
+
+def checkpoint_of_a_size(x: Tensor, w: Tensor) -> Tensor:
+    y: Tensor = checkpoint(lambda x, size: (x.T @ w.T.reshape(size)).sin(), x, x.shape, use_reentrant=False)
+    return y.sum()
+
+
+def hooked(x: Tensor, w: Tensor) -> Tensor:
+    size, y = x.shape, x.T * w
+    y.register_hook(lambda gradient: gradient * w.reshape(size).T * size[0])  # type: ignore[no-untyped-call]
+    return y.sum()
+
+
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("program", [function, checkpointed, checkpoint_of_a_size, hooked])
+def test_a_body_reads_a_dynamic_size(program: Any, lowering: str) -> None:
+    options: dict[str, Any] = {"policy": "cpu-bfloat16", "lowering": lowering}
+    compiled = torch.compile(program, backend="fxamp", options=options, dynamic=True, fullgraph=True)
+    for rows in (3, 4):
+        x, w = leaf(rows, 5), leaf(5, rows)
+        (expected,), (actual,) = (torch.autograd.grad(run(x, w), x) for run in (program, compiled))
+        assert (actual - expected).norm() < 2e-2 * expected.norm()
