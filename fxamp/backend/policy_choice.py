@@ -30,7 +30,13 @@ from fxamp.reports.runs import caller
 from fxamp.reports.warnings import Example, warn_once
 from fxamp.torch_devices import has_gpu, native_bfloat16
 from fxamp.torch_dtypes import NARROW
-from fxamp.torch_private import called_by_backward, guard_current_graph, inputs_cast_by_caller, running_backward
+from fxamp.torch_private import (
+    called_by_backward,
+    compiles_backward,
+    guard_current_graph,
+    inputs_cast_by_caller,
+    running_backward,
+)
 
 _FLOAT32 = (
     "policy 'auto' chose float32 for a graph%s, so nothing in it is cast: %s. Name a policy to cast anyway; "
@@ -104,6 +110,8 @@ class ChosenPolicy:
 
 #: Code that Dynamo compiles inside a backward was not traced with its forward, so nothing scales its gradients.
 IN_BACKWARD = ChosenPolicy(None, "autograd calls this code in a backward, where it runs as written")
+#: The graphs of compiled autograd contain the casts of their forwards, and have lists as inputs.
+COMPILED_BACKWARD = ChosenPolicy(None, "compiled autograd compiles this backward, which runs as written")
 #: Under autocast, ``custom_fwd`` switches it off for a forward whose inputs it casts.
 IN_FORWARD = ChosenPolicy(None, "custom_fwd(cast_inputs=...) calls this code, which then runs as written")
 
@@ -116,14 +124,16 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
     or has run the model under autocast before but does not now. For a program without autocast it selects float16 if
     there is a scaler and gradients are on; bfloat16 if the device computes in it natively (:func:`native_bfloat16`), on
     a CPU only if the graph's products gain from it (:mod:`fxamp.backend.auto_products`); else no policy, which is
-    logged once. A hook, the backward of a Function that no graph holds, and its forward if it has ``cast_inputs``, get
-    no policy, whatever the options say. Raises PolicyError if a named policy is for a different device than the graph's
-    tensors, or for another machine; but where there is a GPU, a policy for it casts nothing in a graph on the CPU that
-    reads nothing trainable, as autocast does, because parts of a model may run there: a detector counts its anchors on
-    the CPU.
+    logged once. A hook, the backward of a Function that no graph holds, its forward if it has ``cast_inputs``, and the
+    graph of compiled autograd get no policy, whatever the options say. Raises PolicyError if a named policy is for a
+    different device than the graph's tensors, or for another machine; but where there is a GPU, a policy for it casts
+    nothing in a graph on the CPU that reads nothing trainable, as autocast does, because parts of a model may run
+    there: a detector counts its anchors on the CPU.
     """
     if called_by_backward():
         return IN_BACKWARD
+    if compiles_backward():
+        return COMPILED_BACKWARD
     place = device_of(inputs)
     if place is not None and inputs_cast_by_caller(place.type) is not None:
         return IN_FORWARD

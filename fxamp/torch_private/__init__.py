@@ -41,7 +41,7 @@ from fxamp.torch_private.autograd import (
     without_saved_tensors_hooks,
 )
 from fxamp.torch_private.cache import is_cacheable, of_this_process, stores_backwards, storing_backwards, uncacheable
-from fxamp.torch_private.compiled_autograd import refuse_compiled_autograd_of
+from fxamp.torch_private.compiled_autograd import compiles_backward, refuse_compiled_autograd_of
 from fxamp.torch_private.distributed_wrappers import running_wrapper, summed_in
 from fxamp.torch_private.dynamo import (
     adopt_sources,

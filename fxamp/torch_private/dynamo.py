@@ -110,13 +110,13 @@ def _caller(matches: Callable[[CodeType], bool]) -> FrameType | None:
     """Return the innermost frame that runs matching code; None if a callable of torch.compile runs in between."""
     frame = inspect.currentframe()
     while frame is not None and not matches(frame.f_code):
-        if _is_compiled_call(frame.f_code):
+        if is_compiled_call(frame.f_code):
             return None
         frame = frame.f_back
     return frame
 
 
-def _is_compiled_call(code: CodeType) -> bool:
+def is_compiled_call(code: CodeType) -> bool:
     """Whether ``code`` is what a program calls as a callable of torch.compile."""
     from torch._dynamo import eval_frame
 
@@ -135,7 +135,7 @@ def caller_inside() -> CodeType | None:
     compiling = compiling_frame()
     code, frame = (None, None) if compiling is None else (compiling.f_locals.get("code"), compiling.f_back)
     while frame is not None and code is not None:
-        if _is_compiled_call(frame.f_code):
+        if is_compiled_call(frame.f_code):
             return None
         if not _passes_results_on(frame):
             if not code.co_name.startswith(RESUMED):

@@ -63,6 +63,18 @@ def switched_on(loss: Tensor) -> None:
         torch.compile(lambda: loss.backward(retain_graph=True), backend="eager")()
 
 
+def by_fxamp(loss: Tensor) -> None:
+    options = {"policy": "cpu-bfloat16", "lowering": "aot_eager"}
+    with compiled_autograd._enable(torch.compile(backend="fxamp", options=options)):
+        loss.backward(retain_graph=True)
+
+
+def in_a_compiled_step(loss: Tensor) -> None:
+    options = {"policy": "cpu-bfloat16", "lowering": "eager"}
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: loss.backward(retain_graph=True), backend="fxamp", options=options)()
+
+
 def loss_and_net(options: dict[str, Any]) -> tuple[Tensor, Net]:
     torch.manual_seed(0)
     net = Net()
@@ -98,7 +110,7 @@ def test_a_graph_from_the_cache_refuses_it_in_a_new_process(monkeypatch: pytest.
             loss.backward()
 
 
-@pytest.mark.parametrize("way", [around, switched_on])
+@pytest.mark.parametrize("way", [around, switched_on, by_fxamp, in_a_compiled_step])
 @pytest.mark.parametrize("case", KEPT)
 def test_what_a_graph_contains_is_kept(case: str, way: Callable[[Tensor], None]) -> None:
     gradients = []

@@ -59,3 +59,23 @@ def test_a_refused_graph_raises_before_anything_has_run_and_stays_usable() -> No
     assert refused == [private.function_of(loss.grad_fn) for loss in losses]
     assert x.grad is not None
     torch.testing.assert_close(x.grad, (x.cos() + x.exp()).detach())
+
+
+def test_its_graph_is_told_from_what_a_hook_in_it_compiles() -> None:
+    calls: list[tuple[bool, bool]] = []
+
+    def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
+        inner = any(node.target is torch.exp for node in gm.graph.nodes)
+        calls.append((inner, private.compiles_backward()))
+        return gm.forward
+
+    @torch.compiler.disable
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        return torch.compile(torch.exp, backend=backend)(gradient)
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(hook)
+    loss = torch.compile(lambda x: x.sin().sum(), backend=backend)(x)
+    with _enable(torch.compile(backend=backend)):
+        loss.backward()
+    assert calls[0] == (False, False) and {(False, True), (True, False)} == set(calls[1:])
