@@ -35,7 +35,10 @@ def fake_inputs(inputs: Sequence[Any]) -> tuple[list[Any], FakeTensorMode]:
             return value
         symbolic = contexts.get(value)
         source = symbolic.tensor_source if symbolic is not None else None
-        return mode.from_tensor(value, symbolic_context=symbolic, source=source)
+        fake = mode.from_tensor(value, symbolic_context=symbolic, source=source)
+        if is_wrapper(fake) and fake._is_view():  # make_fx fails to convert it if its sizes are dynamic
+            return _refake(fake, mode).requires_grad_(fake.requires_grad)
+        return fake
 
     fakes: list[Any] = []
     known: set[int] = set()

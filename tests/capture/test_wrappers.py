@@ -30,6 +30,26 @@ def test_a_tensor_of_two(lowering: str) -> None:
     assert not torch.equal(got.a, got.b)
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_a_view_of_a_tensor_of_two(lowering: str, dynamic: bool) -> None:
+    def program(view: Tensor) -> Tensor:
+        if lowering == "eager" or not dynamic:  # else AOTAutograd of torch 2.11 fails
+            view.mul_(2)
+        return view @ view.transpose(-1, -2)
+
+    parts = torch.randn(4, 6), torch.randn(4, 6)
+    results = []
+    for run in (program, torch.compile(program, backend="fxamp", dynamic=dynamic, options={"lowering": lowering})):
+        leaf: Any = TwoTensor(*parts).requires_grad_()
+        base: Any = leaf * 1
+        with torch.autocast("cpu", torch.bfloat16):
+            product: Any = run(base.narrow(-1, 1, 4))
+        product.float().square().sum().backward()
+        results.append([part for both in (product.float(), base, leaf.grad) for part in (both.a, both.b)])
+    assert_equal(*results)
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_a_nested_tensor(lowering: str) -> None:
     net, twin = Perceptron(8, 8, 4, torch.relu), Perceptron(8, 8, 4, torch.relu)
