@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -121,7 +121,7 @@ class _Run(Interpreter):
         return self._larger([(_Run(body.module), self._operands(body.operands)) for body in known_bodies])
 
     def _operands(self, operands: Sequence[Any]) -> list[Any]:
-        return [self.env[value] if isinstance(value, Node) else value for value in operands]
+        return [map_arg(value, self.env.__getitem__) for value in operands]
 
     def _checkpoint(self, body: GraphModule, operands: list[Any]) -> Any:
         # The checkpoint itself saves its inputs; autograd saves nothing inside it.

@@ -305,7 +305,7 @@ class _Rewriter:
         origins = [self._casts.origin(operand) for operand in operands]
         inner = _Rewriter(body, self._context, grad, origins, per_region=not self._casts.in_region)
         for placeholder, operand in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True):
-            value = operand.meta["val"] if isinstance(operand, Node) else operand
+            value = map_arg(operand, lambda node: node.meta["val"])
             placeholder.meta["val"] = fake_like(value, self._context.mode)
         for key, count in inner.rewrite().items():
             self._counts[key] += count

@@ -44,8 +44,17 @@ def hooked(x: Tensor, w: Tensor) -> Tensor:
     return y.sum()
 
 
+def picked(x: Tensor, w: Tensor) -> Tensor:
+    """The number of rows is known to nobody but the values."""
+    rows = x[(x.sum(1) > -1e9).nonzero().flatten()]
+    size, square = rows.shape, w @ w.T
+    y: Tensor = checkpoint(lambda rows: (rows @ square).reshape(size) * 2, rows, use_reentrant=False)
+    return y.sum()
+
+
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("program", [function, checkpointed, checkpoint_of_a_size, hooked])
+@pytest.mark.parametrize("program", [function, checkpointed, checkpoint_of_a_size, hooked, picked])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_a_body_reads_a_dynamic_size(program: Any, lowering: str) -> None:
     options: dict[str, Any] = {"policy": "cpu-bfloat16", "lowering": lowering}
     compiled = torch.compile(program, backend="fxamp", options=options, dynamic=True, fullgraph=True)
