@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import itertools
 import logging
 import os
 import random
@@ -16,6 +17,10 @@ import simulated_cpu
 hypothesis.settings.register_profile("same", derandomize=True, database=None, deadline=None)
 hypothesis.settings.register_profile("explore", derandomize=False, database=None, deadline=None)
 hypothesis.settings.load_profile("same")
+
+#: After this many tests, a process collects all garbage. Dynamo leaves cycles behind, a class in each.
+COLLECTED_AFTER = 50
+_finished = itertools.count(1)
 
 #: With more processes than this, those that have nothing left to do wait for the longest test.
 MOST_PROCESSES = 8
@@ -89,14 +94,24 @@ def pytest_collection_finish() -> None:
     """Undo what imports leave behind that costs much of a run.
 
     Lightning makes torch ask the driver's NVML for GPUs, which fake tensors do before each op: without a driver, 40 us
-    to find no library. What was imported stays for the whole session: garbage collections leave it out. Torch collects
-    garbage after each compilation, and Python then looks at all objects once in ten times, a tenth of a second each:
-    here once in a hundred times. As it ends, the interpreter collects everything: extension modules complain otherwise.
+    to find no library. What was imported stays for the whole session: garbage collections leave it out. As it ends, the
+    interpreter collects everything: extension modules complain otherwise.
     """
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     gc.freeze()
     atexit.register(gc.unfreeze)
-    gc.set_threshold(*gc.get_threshold()[:2], 100)
+    gc.set_threshold(*gc.get_threshold()[:2], 1_000_000)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Collect all garbage after a number of tests; what is alive between tests stays out of later collections.
+
+    Torch collects garbage after each compilation, so that Python looks at all objects once in a few dozen compilations,
+    half a second each time. The threshold above keeps it from that.
+    """
+    if next(_finished) % COLLECTED_AFTER == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
