@@ -102,13 +102,14 @@ class UnusedResults(Participant):
             if not absent and (absent, overwrites) in variants:
                 return variants[absent, overwrites](args)
             with lock:
-                known = {absent for absent, _ in variants}
-                if absent not in known and len(known) >= MOST:
+                compiled_for = {combination for combination, _ in variants}
+                if absent not in compiled_for and len(compiled_for) >= MOST:
                     for at in absent:
                         args[at] = _zeros(nodes[at].meta["val"])
                     absent = frozenset()
-                if (absent, overwrites) not in variants:  # one that keeps saved tensors serves all runs
-                    variants[absent, overwrites] = variants.get((absent, False)) or variant(absent, overwrites)
+                if (absent, overwrites) not in variants:
+                    keeping = variants.get((absent, False))  # a variant that keeps saved tensors serves all runs
+                    variants[absent, overwrites] = keeping or variant(absent, overwrites)
             for at in sorted(absent, reverse=True):
                 del args[at]
             return variants[absent, overwrites](args)

@@ -35,9 +35,10 @@ def check_unscale(
         The unscaled gradients, with the shapes of ``gradients`` (and their strides, if those have no gaps or overlaps);
         flags, int32 ``[len(gradients)]`` on the device of ``inv_scale``: 1 if a gradient holds inf or NaN, else 0.
     """
-    true, flags = _outputs(gradients, inv_scale, dtype)
-    perform_everywhere(UnscaleRequest(gradients, true, inv_scale, flags=flags.zero_()), inv_scale.device, keep=False)
-    return true, flags
+    unscaled, flags = _outputs(gradients, inv_scale, dtype)
+    work = UnscaleRequest(gradients, unscaled, inv_scale, flags=flags.zero_())
+    perform_everywhere(work, inv_scale.device, keep=False)
+    return unscaled, flags
 
 
 @torch.library.register_fake("fxamp::check_unscale", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -53,11 +54,11 @@ def check_unscale_norm(
 
     Each is squared before it is rounded to its dtype. A sum above float32's range is inf, so flags are still needed.
     """
-    true, flags = _outputs(gradients, inv_scale, dtype)
+    unscaled, flags = _outputs(gradients, inv_scale, dtype)
     norm = _norm(inv_scale).zero_()
-    work = UnscaleRequest(gradients, true, inv_scale, flags=flags.zero_(), squared_norm=norm)
+    work = UnscaleRequest(gradients, unscaled, inv_scale, flags=flags.zero_(), squared_norm=norm)
     perform_everywhere(work, inv_scale.device, keep=False)
-    return true, flags, norm
+    return unscaled, flags, norm
 
 
 @torch.library.register_fake("fxamp::check_unscale_norm", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -68,8 +69,8 @@ def _(
 
 
 def _outputs(gradients: Sequence[Tensor], inv_scale: Tensor, dtype: torch.dtype | None) -> tuple[list[Tensor], Tensor]:
-    true = [torch.empty_like(gradient, dtype=dtype or gradient.dtype) for gradient in gradients]
-    return true, torch.empty(len(gradients), dtype=torch.int32, device=inv_scale.device)
+    unscaled = [torch.empty_like(gradient, dtype=dtype or gradient.dtype) for gradient in gradients]
+    return unscaled, torch.empty(len(gradients), dtype=torch.int32, device=inv_scale.device)
 
 
 def _norm(home: Tensor) -> Tensor:

@@ -45,13 +45,13 @@ def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> Non
         torch._amp_foreach_non_finite_check_and_unscale_([source], flag, work.inv_scale)
         return
     flag.copy_(torch.isfinite(source).all().logical_not())
-    true = source.to(torch.promote_types(source.dtype, torch.float32))
+    wide = source.to(torch.promote_types(source.dtype, torch.float32))
     if work.targets is not None:
         assert work.inv_scale is not None
-        true = true * work.inv_scale.reshape(())
-        work.targets[position].copy_(true)
+        wide = wide * work.inv_scale.reshape(())
+        work.targets[position].copy_(wide)
     if work.squared_norm is not None:
-        magnitudes = true.abs() if true.is_complex() else true
+        magnitudes = wide.abs() if wide.is_complex() else wide
         work.squared_norm.add_(magnitudes.square().sum(dtype=widest_float(source.device)))
 
 

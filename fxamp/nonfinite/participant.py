@@ -14,7 +14,8 @@ from fxamp.capture import Captured
 from fxamp.graph import all_nodes, is_wrapper, mode_of
 from fxamp.graph_text import Listing
 from fxamp.nonfinite.eager_backward import Take, grad_nodes, watch_backward
-from fxamp.nonfinite.flow import Flow, Kind, flow_of
+from fxamp.nonfinite.flow import Flow, Kind
+from fxamp.nonfinite.flow_reader import flow_of
 from fxamp.nonfinite.monitor import Call, Monitor
 from fxamp.passes.backward.measure_gradients import MeasureGradients
 from fxamp.passes.base import Context

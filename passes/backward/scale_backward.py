@@ -78,7 +78,7 @@ class ScaleBackward(TracedPass[Context]):
         graph_writer = GraphWriter(gm.graph, context.mode)
         # Rule 1; the scale is on the first tangent's device.
         scale = graph_writer.input(SCALE, dtype=torch.float32, device=entering[0].meta["val"].device)
-        writer = UnscaleWriter(graph_writer, scale, self.norm)
+        writer = UnscaleWriter(graph_writer, scale, self.check, self.norm)
         for tangent in entering:
             if not in_float16(tangent):
                 writer.scale(tangent)
@@ -86,7 +86,7 @@ class ScaleBackward(TracedPass[Context]):
         before = tuple(output.args[0])  # type: ignore[arg-type]
         results = list(before)
         with gm.graph.inserting_before(output):
-            unscaled = writer.unscale([results[at] for at in places], self.check)
+            unscaled = writer.unscale([results[at] for at in places])
         for at, gradient in zip(places, unscaled.gradients, strict=True):
             results[at] = gradient
         added = [unscaled.flags] if unscaled.square is None else [unscaled.flags, unscaled.square]

@@ -223,9 +223,9 @@ class PackWriter:
         scale = self._as(self._call(aten.div.Tensor, top, codes.largest), torch.bfloat16)
         scale = self._call(aten.minimum.default, scale, self._number(_most(codes, packing.dtype), scale))
         scaled = self._scaled(wide, magnitude, self._as(scale, torch.float32), codes)
-        endless = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, codes.negative, like=wide)
-        endless = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, endless)
-        coded = self._where(finite, scaled, endless)
+        nonfinite = self._where(self._call(aten.gt.Scalar, wide, 0.0), codes.infinity, codes.negative, like=wide)
+        nonfinite = self._where(self._call(aten.ne.Tensor, wide, wide), codes.nan, nonfinite)
+        coded = self._where(finite, scaled, nonfinite)
         coded = float8_bits.encode(self._call, coded) if packing.by_bits else self._as(coded, codes.dtype)
         if packing.order != packing.memory:
             coded = self._contiguous(coded)
@@ -254,10 +254,10 @@ class PackWriter:
             return value
         codes = _CODES[packing.form]
         coded, scale = self._decoded(parts[0], packing), self._as(parts[1], torch.float32)
-        endless = self._call(aten.add.Tensor, coded, codes.shift) if codes.shift else coded
-        endless = self._call(aten.mul.Tensor, endless, inf)
+        nonfinite = self._call(aten.add.Tensor, coded, codes.shift) if codes.shift else coded
+        nonfinite = self._call(aten.mul.Tensor, nonfinite, inf)
         beyond = self._call(aten.gt.Scalar, self._call(aten.abs.default, coded), codes.largest)
-        value = self._where(beyond, endless, self._call(aten.mul.Tensor, coded, scale))
+        value = self._where(beyond, nonfinite, self._call(aten.mul.Tensor, coded, scale))
         return self._laid_out(self._as(value, packing.dtype), packing, strides)
 
     def unpack_signs(self, codes: Node, packing: Packing, strides: bool = True) -> Node:

@@ -88,11 +88,10 @@ def _received(node: Node, dtype: torch.dtype, context: CastContext) -> dict[str,
             target(*args, **kwargs)
     names = (argument.name for argument in target._schema.arguments)
     received = dict(zip(names, watch.call[0], strict=False)) | watch.call[1]
-    tensors = {
-        argument.name: leaf
+    eligible = [
+        argument.name
         for argument, source in arguments(node)
         if any(isinstance(own, Node) and context.eligible(own.meta.get("val")) for own in pytree.tree_leaves(source))
-        for leaf in pytree.tree_leaves(received.get(argument.name))[:1]
-        if isinstance(leaf, Tensor)
-    }
-    return {name: tensor.dtype for name, tensor in tensors.items()}
+    ]
+    firsts = {name: next(iter(pytree.tree_leaves(received.get(name))), None) for name in eligible}
+    return {name: first.dtype for name, first in firsts.items() if isinstance(first, Tensor)}

@@ -55,16 +55,16 @@ class _Piece:
 class UnscaleWriter:
     """Inserts nodes into one backward graph through ``writer``; ``scale`` is its input that holds the scale.
 
-    ``norm``: whether the sum of the gradients' squares is requested.
+    ``check``: as of :class:`fxamp.passes.backward.scale_backward.ScaleBackward`. ``norm``: whether the sum of the
+    gradients' squares is requested.
     """
 
-    def __init__(self, writer: GraphWriter, scale: Node, norm: bool = False) -> None:
+    def __init__(self, writer: GraphWriter, scale: Node, check: str, norm: bool = False) -> None:
         self._graph = writer.graph
         self._call, self._as, self._on = writer.call, writer.in_dtype, writer.on_device
         self._item, self._times = writer.item, writer.times
         self._scale = scale
-        self._norm = norm
-        self._by_rows = False
+        self._check, self._norm = check, norm
         with self._graph.inserting_before(scale.next):
             self._inverse = self._reciprocal()
 
@@ -76,26 +76,26 @@ class UnscaleWriter:
         for user in users:
             user.replace_input_with(tangent, scaled)
 
-    def unscale(self, gradients: Sequence[Node], check: str) -> Unscaled:
+    def unscale(self, gradients: Sequence[Node]) -> Unscaled:
         """Insert the unscaled gradients and their flags, once for a node that is the gradient of several inputs."""
         places: dict[Node, list[int]] = {}
         for at, node in enumerate(gradients):
             places.setdefault(node, []).append(at)
-        self._by_rows = check == "kernel"
-        fit = [node for node in places if self._by_rows and _fits_kernel(node)]
+        fit = [node for node in places if self._check == "kernel" and _fits_kernel(node)]
         others = [node for node in places if node not in fit]
-        pieces = self._by_kernel(fit) + [self._by_ops(together) for together in _together(others, check == "shared")]
+        shared = self._check == "shared"
+        pieces = self._by_kernel(fit) + [self._by_ops(together) for together in _together(others, shared)]
         unscaled = {node: result for piece in pieces for node, result in piece.unscaled.items()}
         flags = self._call(aten.cat.default, [piece.flags for piece in pieces])
-        if check == "shared":
+        if shared:
             covered = [[at for node in piece.unscaled for at in places[node]] for piece in pieces]
         else:
             flags, covered = self._for_each(flags, [places[node] for node in unscaled])
         squares = [square for piece in pieces for square in piece.squares]
         if self._norm:
             again = [node for node, every in places.items() for _ in every[1:]]
-            dense = [node for node in again if not (_half(node) or _sparse(node))]
-            squares += [self._home(self._square(unscaled[gradient])) for gradient in dense]
+            dense = [node for node in again if not (_stays_scaled(node) or _sparse(node))]
+            squares += [self._beside_scale(self._square(unscaled[gradient])) for gradient in dense]
             squares = squares or [self._call(aten.zeros_like.default, self._scale)]
         return Unscaled([unscaled[node] for node in gradients], flags, covered, self._total(squares))
 
@@ -109,10 +109,10 @@ class UnscaleWriter:
 
     def _by_ops(self, gradients: Sequence[Node]) -> _Piece:
         """Return the gradients with a flag that they share, if they are several."""
-        unscaled = {node: node if _half(node) else self._times(node, self._inverse) for node in gradients}
-        summed = [unscaled[node] for node in gradients if self._norm and not (_half(node) or _sparse(node))]
-        squares = [self._home(self._square(node)) for node in summed]
-        return _Piece(unscaled, self._home(self._not_finite(*unscaled.values())), squares)
+        unscaled = {node: node if _stays_scaled(node) else self._times(node, self._inverse) for node in gradients}
+        summed = [unscaled[node] for node in gradients if self._norm and not (_stays_scaled(node) or _sparse(node))]
+        squares = [self._beside_scale(self._square(node)) for node in summed]
+        return _Piece(unscaled, self._beside_scale(self._not_finite(*unscaled.values())), squares)
 
     def _square(self, unscaled: Node) -> Node:
         """Return the sum of the squares of the elements' absolute values: 0-dim float32."""
@@ -121,7 +121,7 @@ class UnscaleWriter:
             unscaled = self._call(aten.abs.default, unscaled)
         wide = self._as(unscaled, torch.promote_types(unscaled.meta["val"].dtype, torch.float32))
         squares = self._call(aten.mul.Tensor, wide, wide)
-        if self._by_rows and _is_fused(unscaled):
+        if self._check == "kernel" and _is_fused(unscaled):
             squares = self._call(aten.sum.dim_IntList, squares, [-1])
         return self._as(self._call(aten.sum.default, squares), torch.float32)
 
@@ -145,10 +145,11 @@ class UnscaleWriter:
         op = torch.ops.fxamp.check_unscale_norm if self._norm else torch.ops.fxamp.check_unscale
         results = self._call(op.default, sources, inverse, dtype)
         unscaled, flags = self._item(results, 0), self._item(results, 1)
-        squares = [self._home(self._item(results, 2))] if self._norm else []
+        squares = [self._beside_scale(self._item(results, 2))] if self._norm else []
         # The kernel checks gradients before it unscales them; a non-finite inverse would make all of them non-finite.
         flags = self._call(aten.logical_or.default, flags, self._not_finite(inverse))
-        return _Piece({node: self._item(unscaled, at) for at, node in enumerate(gradients)}, self._home(flags), squares)
+        results_of = {node: self._item(unscaled, at) for at, node in enumerate(gradients)}
+        return _Piece(results_of, self._beside_scale(flags), squares)
 
     def _not_finite(self, *nodes: Node) -> Node:
         """Whether one of ``nodes``, of one shape, holds an inf or NaN: bool ``[1]``.
@@ -157,7 +158,7 @@ class UnscaleWriter:
         """
         difference = reduce(partial(self._call, aten.add.Tensor), map(self._difference, nodes))
         bad = self._call(aten.ne.Scalar, difference, 0)
-        if self._by_rows and _is_fused(nodes[0]):
+        if self._check == "kernel" and _is_fused(nodes[0]):
             bad = self._call(aten.any.dim, bad, -1)
         if bad.meta["val"].is_contiguous():
             # Inductor writes the result of a reduction straight to its place among all flags, but copies a view of it.
@@ -171,7 +172,7 @@ class UnscaleWriter:
             node = self._call(aten.sum.default, node)
         return self._call(aten.sub.Tensor, node, node)
 
-    def _home(self, flags: Node) -> Node:
+    def _beside_scale(self, flags: Node) -> Node:
         return self._on(flags, self._scale.meta["val"].device)
 
     def _reciprocal(self) -> Node:
@@ -195,7 +196,7 @@ def _parts(gradients: Sequence[Node]) -> Iterator[list[Node]]:
 
 def _fits_kernel(node: Node) -> bool:
     """Whether the kernel takes this gradient: none that is complex, sparse, fused, or handed out scaled."""
-    return not (node.meta["val"].is_complex() or _sparse(node) or _half(node) or _is_fused(node))
+    return not (node.meta["val"].is_complex() or _sparse(node) or _stays_scaled(node) or _is_fused(node))
 
 
 def _together(gradients: Sequence[Node], shared: bool) -> list[list[Node]]:
@@ -224,5 +225,5 @@ def _sparse(node: Node) -> bool:
     return node.meta["val"].layout is not torch.strided
 
 
-def _half(node: Node) -> bool:
+def _stays_scaled(node: Node) -> bool:
     return node.meta["val"].dtype in HALVES

@@ -201,7 +201,7 @@ def lower_kinds(
     stochastic = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
     together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or stochastic)
     small = tuple(_batches(gm, members, tensors)) if together else ()
-    run, source = _lowered(gm, traced, options, kernel_for, direct, (members.kinds, small))
+    run, source = _lowered(gm, traced, options, kernel_for, direct, members.kinds, small)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     positions = [at for use in uses for at in use.kind.members]
@@ -216,9 +216,9 @@ def _lowered(
     options: StepOptions,
     target: StepTarget | None,
     direct: bool,
-    members: tuple[tuple[int, ...], tuple[Batch, ...]],
+    kinds: tuple[int, ...],
+    small: tuple[Batch, ...],
 ) -> tuple[Run, str | None]:
-    kinds, small = members
     if target is not None:
         try:
             generated = StepKernel(gm, kernel_inputs(gm), target)

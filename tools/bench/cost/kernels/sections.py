@@ -51,9 +51,7 @@ def sections(text: str) -> Mapping[int, Section]:
 def by_section(blocks: Sequence[Block], lines: Mapping[int, Section]) -> Mapping[Section, tuple[Instruction, ...]]:
     """Return the instructions of each section, in order; those of cold blocks are in none.
 
-    A block belongs where most of its instructions come from, as a compiler moves some of them to other blocks. What has
-    no line was merged from the code of whole blocks and of others, and serves both. What the compiler moved out of the
-    loop runs once, unless it unrolled all of the loop.
+    A block belongs where most of its instructions come from, as a compiler moves some of them to other blocks.
     """
     result: dict[Section, tuple[Instruction, ...]] = dict.fromkeys(Section, ())
     looping = _looping(blocks)
@@ -64,10 +62,11 @@ def by_section(blocks: Sequence[Block], lines: Mapping[int, Section]) -> Mapping
     for at, own in warm:
         section = chosen[at]
         began |= section in (Section.WHOLE, Section.PART)
-        if section is None:
+        if section is None:  # code merged from that of whole blocks and of others serves both
             section = Section.WHOLE if at in looping or began else Section.ONCE
-        repeated = at in looping or section is Section.PART or (unrolled and section is Section.WHOLE)
-        result[section if repeated else Section.ONCE] += own
+        if at not in looping and section is not Section.PART and not (unrolled and section is Section.WHOLE):
+            section = Section.ONCE  # the compiler moved the code out of the loop
+        result[section] += own
     return result
 
 
