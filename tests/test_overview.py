@@ -13,7 +13,7 @@ from fxamp.__main__ import TOOLS, overview
 
 
 @pytest.mark.parametrize(("units", "policy"), [({"avx512_bf16": True}, "cpu-bfloat16"), ({}, "float32, no casts")])
-def test_it_tells_what_auto_takes(
+def test_it_shows_what_auto_takes(
     units: dict[str, bool], policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: units)

@@ -203,7 +203,7 @@ def test_a_region_of_a_dtype_that_the_device_lacks_is_off() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
-def test_what_says_nothing_about_the_graph_is_not_followed(cpu: str) -> None:
+def test_regions_that_do_not_concern_the_graph_are_not_followed(cpu: str) -> None:
     """A region that is off, or one of another device: "auto" decides for what is outside, as without them."""
 
     class Others(Plain):
@@ -373,7 +373,7 @@ def test_other_graphs_of_a_program_with_regions_cast_nothing() -> None:
     assert torch.equal(twin(x), model(x))
 
 
-def test_a_scaler_alone_says_float16_while_gradients_are_on(cpu: str) -> None:
+def test_a_scaler_alone_implies_float16_while_gradients_are_on(cpu: str) -> None:
     model, x = compiled(Plain(), scaler=fxamp.GradScaler("cpu")), torch.randn(4, 8)
     model(x)
     with torch.no_grad():

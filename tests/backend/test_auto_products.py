@@ -110,7 +110,7 @@ def test_small_products_stay_in_float32_bit_for_bit(inside: bool, caplog: pytest
     assert sum("too small" in message for message in caplog.messages) == 1
 
 
-def test_large_products_run_in_bfloat16_and_the_report_says_why() -> None:
+def test_large_products_run_in_bfloat16_for_a_reported_reason() -> None:
     model = compiled(Net(LARGE, inside=True))
     model(torch.randn(64, LARGE))
     assert taken(model) == ["cpu-bfloat16"]

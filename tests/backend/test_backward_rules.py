@@ -158,7 +158,7 @@ def test_eager_lowering_and_compiled_autograd_refuse_such_policies() -> None:
         gradients(Layer(), with_rules(WIDE))
 
 
-def test_a_backward_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backward_rule_that_matches_nothing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fxamp"):
         for _ in range(2):
             gradients(Layer(), with_rules(Rule("typo", FP32, ("mn",), region="backward"), WIDE))

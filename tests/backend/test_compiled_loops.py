@@ -81,7 +81,7 @@ def test_the_loop_trains_as_autocast_with_torchs_scaler_does(loop: Loop, attache
     assert scaler.skipped_steps == 1 and expected[1][-1] == 2.0**7
 
 
-def test_everything_that_a_scaler_tells_may_be_asked_for_in_a_compiled_function() -> None:
+def test_every_property_of_a_scaler_can_be_read_in_a_compiled_function() -> None:
     scaler, net = make_scaler(), Perceptron(4, 8, 2)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
 

@@ -92,7 +92,7 @@ class Head(Layers):
         return (hidden @ hidden.t()).mean() + self.odd(hidden).mean() + self.lm_head(hidden).float().square().mean()
 
 
-def test_the_report_says_what_runs_in_fp8_and_why_the_rest_does_not() -> None:
+def test_the_report_lists_what_runs_in_fp8_and_why_the_rest_does_not() -> None:
     model = compile_with(Head(), policy="cpu-bfloat16-fp8", lowering="aot_eager")
     model(torch.randn(1, 16, 32))
     report = fxamp.report(model)

@@ -174,7 +174,7 @@ def held(model: nn.Module, x: Tensor, policy: Policy, lowering: str) -> Held:
 
 # Not images: batch norm's fake kernel names other dtypes.
 @pytest.mark.parametrize("program", exhaustive(sorted(PROGRAMS.keys() - {"images"}), always=["attention"]))
-def test_autograd_holds_the_bytes_that_are_told(program: str) -> None:
+def test_autograd_holds_the_bytes_that_are_reported(program: str) -> None:
     make, x = PROGRAMS[program]
     model = make()
     before, after = (held(model, x, rules, "aot_eager") for rules in (BASE, all_in("int8")))
@@ -273,7 +273,7 @@ def test_another_partitioner_is_refused_by_name() -> None:
         compiled_gradients(Perceptron(), X, all_in("int8"), "inductor", inductor=inductor)
 
 
-def test_a_rule_that_matches_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_that_matches_nothing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     odd = Rule("odd", keep="int8", region="kept", ops=("convolution",))  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         compiled_gradients(Perceptron(), X, policy(odd))

@@ -66,7 +66,7 @@ def test_contradicting_modes_are_refused() -> None:
         parse_options({"mode": "max-autotune"}, mode="reduce-overhead")
 
 
-def test_auto_without_bfloat16_units_casts_nothing_and_says_so_once(
+def test_auto_without_bfloat16_units_casts_nothing_and_warns_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
@@ -99,7 +99,7 @@ def test_torch_compiles_mode_reaches_inductor(monkeypatch: pytest.MonkeyPatch) -
     assert patches == [{"triton.cudagraphs": True}]
 
 
-def test_a_users_rule_that_matches_nothing_is_said_once(
+def test_a_users_rule_that_matches_nothing_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where rules come from must not depend on it

@@ -119,7 +119,7 @@ def test_in_a_region_without_cache_each_use_of_a_weight_has_its_cast(lowering: s
 @pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 @pytest.mark.parametrize("cached", [True, False])
-def test_an_autocast_around_the_call_says_whether_a_weight_is_cast_once(
+def test_an_autocast_around_the_call_decides_whether_a_weight_is_cast_once(
     cached: bool, lowering: str, policy: str
 ) -> None:
     """Lightning's autocast has no cache: the gradients of two uses meet in float32."""

@@ -29,7 +29,7 @@ def test_a_checkpoint_computes_the_same_numbers_again(inner: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "function"])
-def test_a_listing_says_that_fxamp_looked_inside(kind: str) -> None:
+def test_a_listing_shows_the_bodies_of_a_rewritten_call(kind: str) -> None:
     model: nn.Module = Checkpointed(nn.Identity()) if kind == "checkpoint" else Cubed()
     x = torch.randn(4, 8 if kind == "checkpoint" else 4)
     entries = list_graph(fxamp.rewrite(model, (x,), policy="cpu-bfloat16")).entries

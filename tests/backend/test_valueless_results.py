@@ -133,7 +133,7 @@ def test_every_use_of_the_values_raises() -> None:
             use(logits)
 
 
-def test_printing_says_why_there_are_no_values() -> None:
+def test_printing_explains_why_there_are_no_values() -> None:
     """A debugger shows it."""
     logits, _ = compiled()(batch(), batch())
     assert "policy 'mine.toml' drops it" in repr({"logits": logits}) and "policy 'mine.toml' drops it" in str(logits)

@@ -221,7 +221,7 @@ def test_what_autocast_refuses_is_captured_without(program: Callable[..., torch.
     torch.testing.assert_close(result.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_of_two_refusals_that_under_autocast_is_told() -> None:
+def test_of_two_refusals_the_one_under_autocast_is_raised() -> None:
     def mixed(x: torch.Tensor) -> torch.Tensor:
         h = torch.mm(x, x.bfloat16())
         torch._dynamo.graph_break()

@@ -44,7 +44,7 @@ def work(kind: str, lowering: str, mesh: DeviceMesh) -> dict[str, Said]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_each_rank_says_its_own(kind: str, lowering: str, tmp_path: Path) -> None:
+def test_each_rank_reports_its_own(kind: str, lowering: str, tmp_path: Path) -> None:
     first, second = on_ranks(partial(work, kind, lowering), RANKS, tmp_path)
     assert not any(first.values())
     ((what, region, op, code),) = second["forward"]

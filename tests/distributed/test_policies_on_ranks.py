@@ -187,7 +187,7 @@ def test_what_is_kept_of_dtensors_is_each_ranks_part(ranks: list[dict[str, Any]]
         assert_equal(*results["parallel"])
 
 
-def test_products_of_dtensors_stay_in_16_bits_and_the_log_says_so(ranks: list[dict[str, Any]]) -> None:
+def test_products_of_dtensors_stay_in_16_bits_and_are_logged(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
         (message,) = results["refused"]
         assert "linear stays in 16 bits: its operands are not plain tensors" in message

@@ -215,14 +215,14 @@ def test_the_generated_kernel_steps_shards_and_counts_where_there_is_no_element(
         assert_equal(results["kernel"]["state"], alone["state"])
 
 
-def test_a_step_waits_for_nobody_but_for_one_sum_of_squares(ranks: list[dict[str, Any]]) -> None:
+def test_a_step_waits_only_for_one_sum_of_squares(ranks: list[dict[str, Any]]) -> None:
     for results in ranks:
         assert (results["AdamW"]["collectives"], results["AdamW"]["reads"]) == (1, 0)
         assert results["device"]["collectives"] == 2, "the norm's, and the flags'"
 
 
 @pytest.mark.parametrize("name", WHOLE_TENSORS)
-def test_a_step_that_is_not_elementwise_stays_eager_and_says_so(ranks: list[dict[str, Any]], name: str) -> None:
+def test_a_step_that_is_not_elementwise_stays_eager_with_a_warning(ranks: list[dict[str, Any]], name: str) -> None:
     for results in ranks:
         ours, theirs = results[name]
         assert len(ours["refusals"]) == 1

@@ -181,7 +181,7 @@ def test_training_resumes_from_a_saved_state(tmp_path: Path) -> None:
     assert_equal(again.seen, whole.seen[len(again.seen) :], equal_nan=True)
 
 
-def test_a_model_of_which_no_graph_runs_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_a_graph_that_runs_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Net(nn.Linear):
         def another_method(self, x: Tensor) -> Tensor:
             return self.forward(x)

@@ -186,7 +186,7 @@ def test_training_resumes_with_its_scale(tmp_path: Path) -> None:
     assert precision.state_dict() == first.precision_plugin.state_dict()
 
 
-def test_a_module_of_which_no_graph_runs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_without_a_graph_that_runs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with torch._dynamo.config.patch(disable=True):
         fit(by_fxamp("bf16"), tmp_path)
 

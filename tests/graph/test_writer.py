@@ -33,7 +33,7 @@ def test_values_are_made_without_autocast_and_gradients(writer: GraphWriter) -> 
     assert node.meta["val"].dtype is torch.float32 and not node.meta["val"].requires_grad
 
 
-def test_an_op_that_refuses_says_why_and_keeps_its_value(writer: GraphWriter) -> None:
+def test_an_op_that_raises_has_a_reason_and_keeps_its_value(writer: GraphWriter) -> None:
     x, node = product(writer)
     before = node.meta["val"]
     y = writer.input("y", 5, dtype=torch.float32, device=torch.device("cpu"))

@@ -220,6 +220,6 @@ def test_what_is_no_graph(line: str, message: str) -> None:
         read(line, "return (y,)")
 
 
-def test_the_end_of_a_truncated_file_is_told() -> None:
+def test_the_end_of_a_truncated_file_is_reported() -> None:
     with pytest.raises(ListingError, match=r"^graph\.txt:3: .*; the file ends here: is it truncated\?$"):
         parse_text("class G(torch.nn.Module):\n    def forward(self, x):\n        y = torch.add(x", "graph.txt")

@@ -299,7 +299,7 @@ def test_an_overflow_of_scaled_gradients_is_counted_and_not_raised(
     assert set(scaler.overflowed()) == set(found.gradients)
 
 
-def test_a_forward_that_is_not_finite_is_said_beside_a_scaler_too() -> None:
+def test_a_forward_that_is_not_finite_is_reported_beside_a_scaler_too() -> None:
     model = compiled(lambda h: h.exp().sum(), "aot_eager", "raise", scaler=fxamp.GradScaler("cpu"))
     with pytest.raises(NonFiniteError):
         model(torch.full((2, 4), 20.0))

@@ -10,7 +10,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-def test_a_tensor_of_two_is_passed_over_aloud(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrapper_of_two_tensors_is_skipped_with_a_warning(lowering: str, caplog: pytest.LogCaptureFixture) -> None:
     net = Perceptron(8, 8, 4, torch.relu)
     net.first.weight = nn.Parameter(TwoTensor(torch.randn(8, 8), torch.randn(8, 8)), requires_grad=False)
     net.compile(backend="fxamp", options={"policy": "cpu-bfloat16", "lowering": lowering, "nonfinite": "log"})

@@ -257,7 +257,7 @@ def test_a_copy_is_an_ordinary_optimizer() -> None:
     torch.testing.assert_close(own, optimizer.param_groups[0]["params"], rtol=1e-5, atol=1e-6)
 
 
-def test_the_log_says_which_parameters_have_no_program_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_names_parameters_without_their_own_program(caplog: pytest.LogCaptureFixture) -> None:
     own = [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.tensor(1.0))]
     optimizer = fxamp.compile_optimizer(torch.optim.AdamW(own), lowering="aot_eager")
     with caplog.at_level(logging.INFO, logger="fxamp.optim"):

@@ -124,7 +124,7 @@ def test_the_counter_sees_a_host_that_decides() -> None:
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_the_host_decides_for_the_others_and_says_so_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_host_decides_for_the_others_and_logs_it_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     training = Training(OPTIMIZERS[name], on_device())
     with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
         for step in range(3):

@@ -315,7 +315,7 @@ def test_what_cannot_be_packed_is_refused_by_name() -> None:
             step(packing(table), 0, 1)
 
 
-def test_parameters_without_a_program_keep_their_state_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_without_a_program_keep_their_state_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     own = [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.tensor(1.0))]
     optimizer = fxamp.compile_optimizer(torch.optim.AdamW(own), policy('state = "8bit"'), lowering="aot_eager")
     with caplog.at_level(logging.WARNING, logger="fxamp.optim"):

@@ -64,7 +64,7 @@ def test_what_the_test_covers() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("option", ["lowering", "inductor", "dump"])
-def test_an_adapter_says_where_options_go(adapter: str, option: str) -> None:
+def test_an_adapter_explains_where_options_go(adapter: str, option: str) -> None:
     with pytest.raises(ArgumentError) as raised:
         ADAPTERS[adapter](policy="cpu-bfloat16", **{option: "eager"})
     assert str(raised.value) == f"{adapter} has no argument {option!r}; accepted: options={{{option!r}: ...}}"

@@ -92,7 +92,7 @@ CALLS: dict[str, tuple[Callable[[], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("mistake", CALLS)
-def test_a_call_says_what_was_given_and_what_to_do(mistake: str) -> None:
+def test_an_error_names_the_argument_and_the_remedy(mistake: str) -> None:
     call, parts = CALLS[mistake]
     with pytest.raises(Exception) as caught:
         call()
@@ -101,7 +101,7 @@ def test_a_call_says_what_was_given_and_what_to_do(mistake: str) -> None:
     assert len(message.splitlines()) <= 3
 
 
-def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_float16_without_a_scaler_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         compiled(policy="cpu-float16")(X)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "fxamp.scaler.graphs.unscaled"]
@@ -109,12 +109,12 @@ def test_float16_without_a_scaler_is_said_once(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize("model", [Net(), copy.deepcopy(compiled())], ids=["never compiled", "a copy"])
-def test_a_model_without_graphs_says_why(model: Net) -> None:
+def test_a_model_without_graphs_has_a_reason(model: Net) -> None:
     text = str(fxamp.report(model))
     assert text.startswith("0 graphs") and "A copy of a compiled model is not compiled" in text and "backend=" in text
 
 
-def test_a_newer_torch_is_said_and_works(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_torch_works_with_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(torch_version, "_version_file", lambda: "__version__ = '2.16.0'")
     torch_version.require_torch()
     assert "torch 2.16.0 is newer" in caplog.text and "torch>=2.11,<2.16" in caplog.text
@@ -127,7 +127,7 @@ def test_the_versions_are_those_that_the_package_requires() -> None:
     assert torch.__version__ in torch_version._version_file()
 
 
-def test_a_framework_of_another_version_is_said_once(
+def test_a_framework_of_another_version_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from fxamp.frameworks import setup

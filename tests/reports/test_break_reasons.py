@@ -120,7 +120,7 @@ def _written(x: torch.Tensor) -> torch.Tensor:
     return x @ x + tile.sum()
 
 
-def test_a_reason_has_its_heading_where_the_explanation_says_nothing() -> None:
+def test_a_reason_has_its_heading_where_there_is_no_explanation() -> None:
     compiled = torch.compile(_written, backend="fxamp", options=OPTIONS)
     compiled(torch.ones(4, 4))
     (ended,) = fxamp.report(compiled).breaks

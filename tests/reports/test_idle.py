@@ -165,7 +165,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("enabled", exhaustive([True, False], always=[True]))
 @pytest.mark.parametrize("make", IDLE, ids=lambda make: make.__name__)
-def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_without_a_graph_warns_once(make: Callable, enabled: bool, caplog: pytest.LogCaptureFixture) -> None:
     scaler = fxamp.GradScaler("cpu", enabled=enabled)
     model, call = make(scaler)
 
@@ -176,7 +176,7 @@ def test_training_without_a_graph_is_said_once(make: Callable, enabled: bool, ca
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["model", "method"])
-def test_a_model_with_a_call_of_its_own_is_compiled_as_the_warning_says(
+def test_a_model_with_its_own_call_is_compiled_as_the_warning_advises(
     whole: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     scaler = fxamp.GradScaler("cpu")
@@ -214,7 +214,7 @@ def test_a_module_of_torch_is_compiled_itself(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("make", [make for make in IDLE if make not in (a_pickled_copy, compiled_wrapper)])
-def test_it_is_said_to_any_optimizer(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_optimizer_triggers_the_warning(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     model, call = make(None)
     for optimizer in (torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())):
         for _ in range(2):
@@ -225,7 +225,7 @@ def test_it_is_said_to_any_optimizer(make: Callable, caplog: pytest.LogCaptureFi
     assert re.search(IDLE[make], message), message
 
 
-def test_a_step_that_only_fills_its_state_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_only_fills_its_state_does_not_warn(caplog: pytest.LogCaptureFixture) -> None:
     model, _ = another_method(None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step()  # there are no gradients
@@ -384,7 +384,7 @@ def test_a_graph_that_cannot_be_compiled_is_the_reason(caplog: pytest.LogCapture
     assert "Backend compiler `fxamp` failed with aten." in message and "never called" not in message
 
 
-def test_a_compiled_optimizer_says_it_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_compiled_optimizer_warns_too(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizers = Net(), []
     model.compile(backend="fxamp", options=OPTIONS)
     copied = copy.deepcopy(model)
@@ -468,7 +468,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("make", RIGHT, ids=lambda make: make.__name__)
-def test_nothing_is_said_where_nothing_is_wrong(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
+def test_there_is_no_warning_where_nothing_is_wrong(make: Callable, caplog: pytest.LogCaptureFixture) -> None:
     beside = nn.Sequential(nn.Linear(4, 4))
     beside.compile(backend="fxamp", options=OPTIONS)
     scaler = fxamp.GradScaler("cpu", init_scale=2.0)

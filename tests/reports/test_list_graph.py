@@ -68,7 +68,7 @@ def test_every_node_is_listed_as_it_is():
     assert compare(gm, list_graph(gm)) == sum(1 for _ in list_graph(gm).walk()) > 20
 
 
-def test_a_listing_says_what_was_decided():
+def test_a_listing_shows_the_decisions():
     by_name = {entry.name: entry for _, entry in list_graph(rewritten()).walk()}
 
     linear, mean, cast = by_name["linear"], by_name["mean"], by_name["l_x__bf16"]

@@ -125,7 +125,7 @@ def test_the_remedies_help(settings: dict[str, bool], caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("policy", ["auto", "cpu-bfloat16"])
-def test_under_autocast_nothing_is_lost_and_nothing_said(policy: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_under_autocast_nothing_is_lost_and_nothing_logged(policy: str, caplog: pytest.LogCaptureFixture) -> None:
     net = Net()
     call, _ = in_place(net, OPTIONS | {"policy": policy}, dynamic=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -50,7 +50,7 @@ def attached(**arguments: float) -> GradScaler:
     return scaler
 
 
-def test_a_gradient_that_is_none_is_passed_over() -> None:
+def test_a_gradient_that_is_none_is_skipped() -> None:
     scaler = attached()
     own = parameters(2)
     optimizer = torch.optim.SGD(own, lr=0.5)
@@ -96,7 +96,7 @@ def test_parameters_that_no_graph_covers_are_checked_and_never_divided(bad: bool
 
 
 @pytest.mark.parametrize("bad", [False, True])
-def test_a_fused_optimizer_is_told_that_gradients_are_true(bad: bool) -> None:
+def test_a_fused_optimizer_does_not_unscale_again(bad: bool) -> None:
     scaler = attached()
     own, reference = parameters(1), parameters(1)
     optimizer = torch.optim.AdamW(own, lr=0.1, fused=True)
@@ -150,7 +150,7 @@ def test_a_gradient_that_was_another_parameters_is_read() -> None:
     assert_same(one.detach(), torch.ones(2))
 
 
-def test_a_model_that_is_gone_reports_for_nobody() -> None:
+def test_a_model_that_is_freed_reports_nothing() -> None:
     scaler = attached()
     own = parameters(2)
     optimizer = torch.optim.SGD(own[:1], lr=0.5)

@@ -219,7 +219,7 @@ def test_step_returns_what_the_optimizer_returns() -> None:
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_step_says_whether_it_skipped(enabled: bool) -> None:
+def test_step_returns_whether_it_skipped(enabled: bool) -> None:
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     scaler = GradScaler("cpu", enabled=enabled)

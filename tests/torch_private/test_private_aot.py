@@ -142,7 +142,7 @@ def test_what_is_kept_exactly_is_marked() -> None:
     assert marked == [True, False]
 
 
-def test_a_gradient_tells_of_which_input_it_is() -> None:
+def test_the_input_of_a_gradient_is_found() -> None:
     owners: list[int | None] = []
 
     def backward(graph: torch.fx.GraphModule, _: Any) -> Any:

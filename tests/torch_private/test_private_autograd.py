@@ -86,7 +86,7 @@ def test_a_view_of_written_memory_gets_no_new_node() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-def test_a_function_tells_its_autocast(dtype: torch.dtype | None) -> None:
+def test_the_autocast_of_a_function_is_found(dtype: torch.dtype | None) -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         node = doubled(x).grad_fn

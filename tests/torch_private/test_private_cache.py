@@ -14,7 +14,7 @@ def quadrupled(x: Tensor) -> Tensor:
     return x * 4
 
 
-def test_the_cache_takes_backwards_and_says_what_it_does_not_take() -> None:
+def test_the_cache_takes_backwards_and_logs_what_it_does_not_take() -> None:
     gm = make_fx(lambda x: x * 2)(torch.ones(2))
     with inductor_config.patch(fx_graph_cache=True), functorch_config.patch(enable_autograd_cache=True):
         assert private.stores_backwards() and private.is_cacheable(gm)

@@ -98,7 +98,7 @@ def test_what_is_untraced_is_found_again() -> None:
         assert private.traced(one) is function
 
 
-def test_what_is_compiled_tells_its_backend() -> None:
+def test_the_backend_of_a_compiled_object_is_found() -> None:
     def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
         return gm
 
@@ -149,7 +149,9 @@ class Norm(nn.Module):
 
 
 @pytest.mark.parametrize("held", [0, 1])
-def test_what_stays_in_place_between_calls_is_what_torch_says(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+def test_inputs_that_stay_in_place_between_calls_are_those_that_torch_reports(
+    monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
     """So says what AOTAutograd gives to a partitioner. Tensors that a graph holds come first."""
     name = "min_cut_rematerialization_partition"
     partition, calls = getattr(partitioners, name), []
@@ -177,7 +179,7 @@ def test_a_graph_that_is_not_dynamos_has_no_sources_to_adopt() -> None:
     assert not hasattr(graph, "_param_name_to_source")
 
 
-def test_what_a_backward_calls_is_told_from_what_the_program_compiles() -> None:
+def test_calls_of_a_backward_are_distinguished_from_what_the_program_compiles() -> None:
     calls: list[tuple[int, bool]] = []
 
     def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:
@@ -281,7 +283,7 @@ def test_the_wrapper_of_custom_fwd_is_known_by_its_code_and_no_other_is() -> Non
     assert not any(private.is_custom_fwd(code.co_filename, code.co_name) for code in others)
 
 
-def test_an_input_tells_where_it_comes_from() -> None:
+def test_the_source_of_an_input_is_found() -> None:
     sources: list[str] = []
 
     def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:

@@ -55,12 +55,12 @@ WIDENED = [name for name in PROGRAMS if name != "pooling in 3d"]
 
 
 @pytest.mark.parametrize("program", exhaustive(PROGRAMS, always=list(PROGRAMS)[::2]))
-def test_lowered_kernels_give_what_the_graph_says(program: str) -> None:
+def test_lowered_kernels_compute_the_graphs_results(program: str) -> None:
     assert wrong_dtypes(program, torch.float32, Category.LOWER_PRECISION_FP) == []
 
 
 @pytest.mark.parametrize("program", exhaustive(WIDENED, always=WIDENED[::2]))
-def test_widened_kernels_give_what_the_graph_says(program: str) -> None:
+def test_widened_kernels_compute_the_graphs_results(program: str) -> None:
     assert wrong_dtypes(program, torch.bfloat16, Category.FP32) == []
 
 

@@ -96,14 +96,14 @@ def test_results_are_those_that_zeros_give(program: Callable[..., Any]) -> None:
                 assert ours.stride() == theirs.stride()
 
 
-def test_nothing_is_left_of_logits_that_nobody_used() -> None:
+def test_unused_logits_leave_nothing_behind() -> None:
     gm = backward_graph(loss_and_logits, leaf(4, 4), leaf(4, 4))
     drop(gm, tangents(gm)[1].name)
     called = [node.target for node in gm.graph.nodes if node.op == "call_function"]
     assert aten.full.default not in called and aten.add.Tensor not in called
 
 
-def test_what_no_rule_knows_reads_zeros() -> None:
+def test_an_op_without_a_rule_reads_zeros() -> None:
     gm = backward_graph(broadcast, leaf(4, 4), leaf(4, 4))
     drop(gm, tangents(gm)[1].name)
     assert aten.full.default in [node.target for node in gm.graph.nodes]

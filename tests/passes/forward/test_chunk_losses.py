@@ -128,7 +128,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("why", WHOLE)
-def test_what_stays_whole_says_why(why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_stays_whole_has_a_reason(why: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxamp"):
         module = WHOLE[why]
         bench = bench_of(module, ROWS.to(module.linear.weight.dtype), TARGET.int() if "int32" in why else TARGET)

@@ -158,7 +158,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("why", WHOLE)
-def test_what_stays_whole_says_why(why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_that_stays_whole_has_a_reason(why: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fxamp"):
         bench = bench_of(WHOLE[why])
     assert bench.run(ChunkLosses()).modified == 0 and cut(bench) == 0

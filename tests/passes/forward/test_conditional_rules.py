@@ -217,7 +217,7 @@ def test_a_mixture_that_the_op_refuses_falls_back() -> None:
     assert node.meta["val"].dtype is torch.float32 and "must have one dtype" in decision(node).overruled
 
 
-def test_a_symbolic_size_meets_no_condition_and_the_reason_says_so() -> None:
+def test_a_symbolic_size_meets_no_condition_for_a_stated_reason() -> None:
 
     from fxamp.capture import capture
     from fxamp.passes.base import CastContext

@@ -50,7 +50,7 @@ def test_parts_of_parts_are_found() -> None:
 
 @pytest.mark.parametrize("cast", [Category.FP32, Category.LOWER_PRECISION_FP])
 @pytest.mark.parametrize("captured", [torch.float32, torch.bfloat16])
-def test_a_part_that_is_told_its_inputs_dtype_is_told_the_wider_one(captured: torch.dtype, cast: Category) -> None:
+def test_a_part_that_gets_its_inputs_dtype_gets_the_wider_one(captured: torch.dtype, cast: Category) -> None:
     """In a cross-entropy ``log_softmax`` gets the dtype of the logits, which is another one after casts."""
     sums = Rule("sums", Category.FP32_SET_OPT_DTYPE, ("log_softmax.int",))
     under = policy(Rule("products", cast, ("linear",)), sums, Rule("losses", Category.FP32, ("nll_loss",)))

@@ -222,7 +222,7 @@ def test_lerp_takes_a_weight_without_dimensions_in_any_dtype(weight: torch.Tenso
     bench.captured.module(a, weight)
 
 
-def test_a_rule_that_an_op_cannot_follow_is_overruled_and_says_so() -> None:
+def test_a_rule_that_an_op_cannot_follow_is_overruled_and_logged() -> None:
     rules = policy(Rule("low", Category.LOWER_PRECISION_FP, ("linalg_inv",)))
     bench = workbench(lambda a: torch.linalg.inv(a), torch.eye(2), under=rules)
     bench.run(*PASSES)

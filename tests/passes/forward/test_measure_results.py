@@ -15,7 +15,7 @@ from fxamp.passes.forward.measure_results import MeasureResults
 from fxamp.passes.shared.magnitudes import MEASURED, largest_after
 
 
-def test_each_floating_value_that_says_something_is_measured() -> None:
+def test_each_informative_floating_value_is_measured() -> None:
     def program(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
         product = x.mm(x.t()).mul_(2)
         half = product.half()

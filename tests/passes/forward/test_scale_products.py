@@ -161,7 +161,7 @@ def test_rules_with_conditions_decide_first() -> None:
     assert bench.run(ScaleProducts()).modified == 1 and not refusals(bench)
 
 
-def test_without_rules_for_fp8_nothing_is_looked_at() -> None:
+def test_without_rules_for_fp8_nothing_is_traversed() -> None:
     bench = bench_of(Layers(), torch.ones(2, 32), under=policy())
     assert bench.run(ScaleProducts()).modified == 0 and not scaled(bench)
 

@@ -251,6 +251,6 @@ def test_without_strides_nothing_is_copied_back() -> None:
         (torch.ones(1, 2, dtype=torch.bfloat16), "int8", "too short"),
     ],
 )
-def test_what_cannot_be_packed_is_said(value: Tensor, keep: str, reason: str) -> None:
+def test_what_cannot_be_packed_is_logged(value: Tensor, keep: str, reason: str) -> None:
     plan = plan_packing(value, rule(keep))
     assert isinstance(plan, str) and reason in plan

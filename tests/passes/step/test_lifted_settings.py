@@ -92,7 +92,7 @@ class Asking(Counting):
         parameter.sub_(parameter.grad, alpha=group["lr"] if int(group["lr"] * 1e3) % 2 else 1.0)
 
 
-def test_a_step_that_is_compiled_again_and_again_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_is_compiled_again_and_again_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     training = Training(Asking, on_device())
     with caplog.at_level(logging.WARNING, logger="fxamp.optim"):
         for step in range(20):

@@ -21,7 +21,7 @@ def test_a_broken_file_is_refused_at_its_line(broken: Broken, tmp_path: Path) ->
         Policy.loads(broken.text, "a name")
 
 
-def test_every_mistake_of_the_corpus_is_told_when_they_come_together(tmp_path: Path) -> None:
+def test_every_mistake_of_the_corpus_is_reported_when_they_come_together(tmp_path: Path) -> None:
     texts = [broken.text for broken in BROKEN.values()]
     rules = [text.removeprefix(HEAD) for text in texts if text.startswith(HEAD + "[[rule]]\nid") and parsed(text)]
     path = tmp_path / "broken.toml"
@@ -32,7 +32,7 @@ def test_every_mistake_of_the_corpus_is_told_when_they_come_together(tmp_path: P
     assert len(lines) >= len(rules) > 60 and lines == sorted(lines)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "table.toml").write_text('outptus = "keep"\n')
     path = tmp_path / "broken.toml"
     path.write_text('extends = ["table.toml"]\noutputs = 3\n' + RULE.replace("fp32", "fp31").replace("exp", "e xp"))

@@ -84,7 +84,7 @@ def test_a_rule_made_in_python_is_checked(fields: dict[str, object], message: st
         Rule("a", **fields)  # type: ignore[arg-type]
 
 
-def test_fxamp_diff_tells_what_is_kept_otherwise() -> None:
+def test_fxamp_diff_shows_what_is_saved_differently() -> None:
     plain, smaller = Policy.load("cuda-bfloat16").resolve(), Policy.loads(TEXT.replace("int8", "float8_e5m2")).resolve()
     assert not diff_policies(plain, POLICY).same and diff_policies(POLICY, POLICY).same
     headings = [group.heading for group in groups(diff_policies(POLICY, smaller).ops)]

@@ -56,12 +56,12 @@ def test_a_policy_is_refused_where_it_does_not_match(match: Any, facts: Any, ref
         mine.resolve(**facts)
 
 
-def test_all_that_does_not_match_is_said_at_once() -> None:
+def test_all_mismatches_are_reported_at_once() -> None:
     with pytest.raises(PolicyError, match=r"needs torch >=9.0, but .*; and compute capability >=8.0, but"):
         policy(torch=">=9.0", capability=">=8.0").resolve("cuda", capability="7.0")
 
 
-def test_what_is_unknown_is_not_checked_and_said() -> None:
+def test_unknown_facts_are_not_checked_but_reported() -> None:
     assert policy(capability=">=99.0").resolve("cuda").unchecked == ("capability >=99.0",)
     assert policy(arch=["gfx950"]).resolve("cuda").unchecked == ("arch gfx950",)
     assert policy(device="cpu", cpu_features=("amx_bf16",)).resolve().unchecked == ("cpu_features amx_bf16",)
@@ -210,7 +210,7 @@ def test_a_compile_under_a_policy_for_another_machine_is_refused() -> None:
         ("nvfp4", {"arch": "gfx950"}, "products in nvfp4, .*NVIDIA GPUs only, but this one is AMD's gfx950"),
     ],
 )
-def test_a_gpu_without_such_products_is_refused_whatever_match_says(
+def test_a_gpu_without_such_products_is_refused_even_where_match_allows_it(
     cast: str, facts: dict[str, Any], refused: str
 ) -> None:
     category = Category(cast)

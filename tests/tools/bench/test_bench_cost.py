@@ -163,7 +163,7 @@ def test_forward_of_a_small_program_is_what_pen_and_paper_say(counted: dict[str,
 
 
 @pytest.mark.parametrize("way", ["torch", "fxamp"])
-def test_what_is_kept_says_what_it_is_and_where_it_comes_from(counted: dict[str, Count], way: str) -> None:
+def test_a_saved_tensor_has_its_name_and_source(counted: dict[str, Count], way: str) -> None:
     values = counted[way].kept
     assert (ROWS * 2, "float16", (64, 128)) in [(value.bytes, value.dtype, value.shape) for value in values]
     assert all(value.source.rpartition(":")[0].endswith("net.py") for value in values if value.bytes > 1000)
@@ -395,7 +395,7 @@ def _squeezed(line: str) -> str:
         ("false", "cannot be made to compile"),
     ],
 )
-def test_without_a_compiler_that_works_it_says_so(
+def test_without_a_working_compiler_there_is_a_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: str, expected: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler)

@@ -22,7 +22,7 @@ def test_148_parameters_of_768_are_gpt_2s() -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_contender_runs_in_a_process_and_says_what_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_contender_runs_in_a_process_and_reports_its_cost(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--parameters 6 --width 1 --contenders fxamp --rounds 2 --steps 1 --lowering aot_eager"
     assert bench.main(["step", *options.split(), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -33,7 +33,7 @@ def test_a_contender_runs_in_a_process_and_says_what_it_took(capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_steps_and_says_who_makes_the_step(optimizer: str) -> None:
+def test_every_optimizer_steps_and_the_row_names_the_implementation(optimizer: str) -> None:
     stepping = Stepping(replace(PLAN, optimizer=optimizer), STEPPERS["fxamp"])
     for _ in range(2):
         stepping.step()

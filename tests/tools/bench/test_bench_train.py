@@ -289,7 +289,7 @@ def test_auto_leaves_the_dtype_to_fxamp() -> None:
     assert {graph.policy for graph in fxamp.report(training.compiled).graphs} <= {"float32", "cpu-bfloat16"}
 
 
-def test_a_contender_that_fails_says_why_in_one_line(tmp_path: Path) -> None:
+def test_a_contender_that_fails_gives_its_reason_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match=r"^KeyError: 'no-such'$"):
         start_process(PLAN, "no-such", tmp_path)
     with pytest.raises(ContenderFailed, match=r"^its process ended: status 3$"):

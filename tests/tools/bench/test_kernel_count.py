@@ -42,7 +42,7 @@ def test_the_count_is_of_its_own_text_not_of_an_equal_kernel_in_tritons_cache() 
     assert codes[0] == codes[1] and any(codes[0].values())
 
 
-def test_sections_are_told_by_indentation() -> None:
+def test_sections_are_recognized_by_indentation() -> None:
     names = [section.value for section in sections(TEXT).values()]
     assert names == ["once", "once", "loop", "loop", "loop", "whole", "loop", "part", "once"]
 

@@ -69,7 +69,7 @@ def test_prints_three_columns_and_draws_their_curves(tmp_path: Path, capsys: pyt
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("native", [True, False])
-def test_the_last_line_says_in_a_sentence_what_was_gained(
+def test_the_last_line_states_the_gain_in_a_sentence(
     native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "native_bfloat16", lambda device: native)
@@ -90,7 +90,7 @@ def test_the_last_line_says_in_a_sentence_what_was_gained(
 
 
 @pytest.mark.parametrize(("rate", "fast"), [(6.0, "1.5 times as fast as float32"), (3.0, "at 0.75 of float32's speed")])
-def test_the_last_line_says_how_fast(rate: float, fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_line_states_the_speed(rate: float, fast: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "native_bfloat16", lambda device: True)
     monkeypatch.setattr(table, "_casts", lambda run: 1)
     memory = StepMemory(lasting=10, step=20, kept=8, how="a count")
@@ -275,7 +275,7 @@ def test_the_text_is_bytes_in_a_fixed_order_and_held_out_files_are_not_trained_o
 
 
 @pytest.mark.exhaustive
-def test_without_matplotlib_the_demo_says_what_to_install(
+def test_without_matplotlib_the_demo_names_the_package_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fxamp.tools.common.charts.available", lambda: False)

@@ -27,7 +27,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "model.py")
 
 
-def test_every_format_says_what_the_command_says(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_format_has_the_facts_of_the_command(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     policies = ["cuda-float16", "cuda-float16-fast"]
     row = {"policies": policies, "dtype": "float16"}
     arguments = [*policies, "--graph", model, "--cost", "--format"]
@@ -53,7 +53,7 @@ def test_mistakes_are_one_line(
     assert expected in message and message.count("\n") <= 2
 
 
-def test_what_the_command_cannot_do_is_said_in_one_line(tmp_path: Path) -> None:
+def test_what_the_command_cannot_do_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         cost.OptionError,
         match=r"^--cost: fxamp-bench cost: .*nowhere.py does not exist; accepted: a Python file with model and inputs$",

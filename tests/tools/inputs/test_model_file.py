@@ -144,7 +144,7 @@ def test_graph_breaks_give_a_graph_each(tmp_path: Path) -> None:
     assert all(entry.needs_grad for entry in (*first.entries, *second.entries) if entry.kind == "placeholder")
 
 
-def test_code_that_needs_values_runs_the_model_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_that_needs_values_runs_the_model_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = (
         "import torch\n\ndef model(x):\n    y = x @ x\n    if y.sum().item() > 0:\n        y = y @ x\n    return y\n\n"
         "inputs = (torch.ones(4, 4),)\n"

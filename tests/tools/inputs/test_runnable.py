@@ -73,7 +73,7 @@ def test_it_runs_only_if_trusted(traced: GraphModule, tmp_path: Path, capsys: py
     assert capsys.readouterr().err == f"fxamp-show: running {file}, because --trust was given\n"
 
 
-def test_what_only_running_tells_says_so(traced: GraphModule, tmp_path: Path) -> None:
+def test_a_call_of_the_files_own_modules_needs_trust(traced: GraphModule, tmp_path: Path) -> None:
     file = _runnable(tmp_path, traced)
     text = file.read_text().replace("super().__init__()\n", "super().__init__()\n        self.one = Linear(4, 4)\n", 1)
     text = text.replace("torch.ops.aten.t.default(weight_1)", "self.one(weight_1)")

@@ -41,7 +41,7 @@ def test_sizes_keep_the_names_of_the_dump(tmp_path: Path) -> None:
     assert any(isinstance(size, str) for shape in shapes for size in shape)
 
 
-def test_a_size_that_had_to_be_taken_as_a_number_is_told(tmp_path: Path) -> None:
+def test_a_size_that_became_a_constant_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "graph.txt"
     file.write_text(
         "class GraphModule(torch.nn.Module):\n"
@@ -113,7 +113,7 @@ def _shown(line: str, tmp_path: Path) -> tuple[Listing, tuple[str, ...]]:
     return document.graphs[0], document.warnings
 
 
-def test_an_op_that_is_not_registered_gives_what_the_text_says(tmp_path: Path) -> None:
+def test_an_op_that_is_not_registered_has_the_results_in_the_text(tmp_path: Path) -> None:
     listing, warnings = _shown('z: "f32[4, 4]" = torch.ops.nowhere.op.default(x, 2)', tmp_path)
     (unknown,) = [entry for entry in listing.entries if entry.target == "nowhere::op.default"]
     assert "not known here" in unknown.verbatim
@@ -123,7 +123,7 @@ def test_an_op_that_is_not_registered_gives_what_the_text_says(tmp_path: Path) -
     assert "torch.ops.nowhere.op.default is not known here" in warnings[0]
 
 
-def test_a_value_that_nothing_tells_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_cannot_be_inferred_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ListingError, match="z cannot be run on its inputs, and the text gives no type"):
         _shown("z = torch.ops.nowhere.op.default(x)", tmp_path)
 

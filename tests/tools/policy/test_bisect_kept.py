@@ -52,7 +52,7 @@ def added(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.exhaustive
-def test_the_guilty_module_is_found_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_module_at_fault_is_found_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(tmp_path, capsys, MODEL.format(blocks=WIDE))
     assert status == 0 and added(out) == [("as-is", ("layers.1.linear",))]
     assert "needs the forward's own form: layers.1.linear (without it: gradient error 0." in err
@@ -60,14 +60,14 @@ def test_the_guilty_module_is_found_and_no_other(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.exhaustive
-def test_the_guilty_rule_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rule_at_fault_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(tmp_path, capsys, MODEL.format(blocks=WIDE), "--by", "rules")
     changed = [(rule.id, rule.asks, rule.block) for rule in Policy.loads(out).rules if rule.why.startswith("Bisected")]
     assert (status, changed, added(out)) == (0, [("kept-in-8-bits", "as-is", 0)], [])
     assert "needs the forward's own form: rule kept-in-8-bits" in err
 
 
-def test_where_none_is_guilty_nothing_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_none_is_at_fault_nothing_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = run(tmp_path, capsys, MODEL.format(blocks="Block(1.0)"))
     assert status == 0 and "[[rule]]" not in out
     assert "nothing needs the forward's own form; 1 trial" in err

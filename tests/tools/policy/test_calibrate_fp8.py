@@ -204,7 +204,7 @@ def test_operands_of_experts_are_what_the_kernel_rounds(recipe: Recipe) -> None:
         assert any(torch.equal(value, other[:, : value.shape[1]]) for other in near)
 
 
-def test_products_of_experts_are_looked_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_of_experts_are_considered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = """
 import torch
 from torch import nn

@@ -90,5 +90,5 @@ def test_a_unit_whose_parts_do_not_pass_stays_whole() -> None:
 
 
 @pytest.mark.parametrize(("units", "minimal"), [((1, 2), True), ((1, 2, 3), False), ((1,), False)])
-def test_minimality_is_told(units: tuple[int, ...], minimal: bool) -> None:
+def test_minimality_is_reported(units: tuple[int, ...], minimal: bool) -> None:
     assert is_minimal(units, lambda subset: {1, 2} <= set(subset)) is minimal

@@ -47,7 +47,7 @@ def mine(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_check_tells_all_mistakes_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: str) -> None:
+def test_check_lists_all_mistakes_of_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], mine: str) -> None:
     bad, worse = tmp_path / "bad.toml", tmp_path / "worse.toml"
     bad.write_text(MINE.replace("reduces", "reduce").replace('"follow"', '"fp23"'))
     worse.write_text('extends = ["bad.toml"]\nunlisted = "lower"\n')
@@ -104,7 +104,7 @@ def test_show_prints_a_policy_with_origins(capsys: pytest.CaptureFixture[str], m
         (["sum.dim_IntList", "--reduces", "9000"], ["decides   big-sums"]),
     ],
 )
-def test_explain_says_what_decides_and_what_became_of_the_others(
+def test_explain_shows_the_rule_that_decides_and_why_the_others_do_not(
     arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], mine: str
 ) -> None:
     status, out, _ = run(capsys, "explain", *arguments, "--policy", mine)
@@ -126,7 +126,7 @@ def test_explain_shows_overloads_and_the_nearest_op(capsys: pytest.CaptureFixtur
     assert "no rule covers it: it follows its inputs (did you mean 'aten::layer_norm'?)" in out
 
 
-def test_list_says_what_each_shipped_policy_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_describes_each_shipped_policy(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "list")
     table, _, _ = out.partition("\n\n")
     listed = {line.split()[0]: line.split() for line in table.splitlines()[2:]}
@@ -135,7 +135,7 @@ def test_list_says_what_each_shipped_policy_does(capsys: pytest.CaptureFixture[s
     assert all(words[1] == words[0].partition("-")[0] for words in listed.values())
 
 
-def test_list_says_what_each_costs_as_the_figures_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_the_costs_in_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
     figures = json.loads((ROOT / "policies/figures.json").read_text())
     _, out, _ = run(capsys, "list")
     table, _, about = out.partition("\n\n")

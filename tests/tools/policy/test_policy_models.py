@@ -49,7 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("line", "text", "message"), CASES)
-def test_what_tells_nothing_is_refused_in_one_line(
+def test_inputs_without_information_are_refused_in_one_line(
     line: str, text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *options = line.split()

@@ -53,7 +53,7 @@ def test_all_findings_as_text() -> None:
     assert_golden("show/check", "\n".join(finding_lines(check(ill()))))
 
 
-def test_nothing_found_is_said() -> None:
+def test_an_empty_result_is_reported() -> None:
     assert list(finding_lines([])) == ["no findings"]
 
 
@@ -121,7 +121,7 @@ def test_sums_of_a_backward_are_not_autocasts_business() -> None:
     assert check(replace(listing, entries=(input_entry("tangents_1", "f16[4]"), *listing.entries))) == []
 
 
-def test_a_rule_that_another_graph_uses_is_no_finding_and_one_is_said_once() -> None:
+def test_a_rule_that_another_graph_uses_is_no_finding_and_each_is_reported_once() -> None:
     lacking = replace(plain(), entries=(), unmatched=(RuleRef("mine"),), policy="p")
     using = Listing("G", (Entry("y", "call_function", "aten::neg.default", rule=RuleRef("mine")),), policy="p")
     assert len(check(lacking, lacking)) == 1

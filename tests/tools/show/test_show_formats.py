@@ -62,7 +62,7 @@ FULL = Listing(
 @pytest.mark.parametrize(
     "doc", [document(), Document((FULL, plain()), ("w",)), Document(())], ids=["gpt", "full", "none"]
 )
-def test_json_is_as_the_schema_says(doc: Document) -> None:
+def test_json_follows_the_schema(doc: Document) -> None:
     text = to_json(doc, findings=[Finding("unmatched-rule", 0, "what", "advice", source=Source("f", 1, "g", "c"))])
     assert fits(json.loads(text), SCHEMA)
     assert not fits({**json.loads(text), "graph": []}, SCHEMA)

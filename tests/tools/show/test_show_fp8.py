@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_show_tells_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert show([model, "--policy", "cpu-bfloat16-fp8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "bf16 5, fp8 1 casts" in text and "products in fp8 tensorwise 1 in 16 bits" in text
@@ -69,7 +69,7 @@ def test_a_policy_for_gpus_can_be_read_here(model: str, capsys: pytest.CaptureFi
     )
 
 
-def test_diff_tells_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff(["cpu-bfloat16", "cpu-bfloat16-fp8", "--graph", model]) == 1
     text = capsys.readouterr().out
     assert "lower_precision_fp -> fp8 tensorwise" in text and "net.py: graph_0: 1 op with another dtype or cast" in text
@@ -78,7 +78,7 @@ def test_diff_tells_what_moves_to_fp8(model: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8 rceil", "nvfp4 pretraining"])
-def test_show_tells_what_runs_in_blocks(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_lists_what_runs_in_blocks(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     cast = recipe.split()[0]
     assert show([model, "--policy", f"cpu-bfloat16-{cast}"]) == 0
     text = " ".join(capsys.readouterr().out.split())

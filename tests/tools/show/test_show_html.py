@@ -154,7 +154,7 @@ def test_searching_opens_chooses_and_counts(tmp_path: Path) -> None:
 
 
 @in_browser
-def test_the_panel_tells_the_reason_of_an_op_and_of_a_cast(tmp_path: Path) -> None:
+def test_the_panel_shows_the_reason_of_an_op_and_of_a_cast(tmp_path: Path) -> None:
     page = after(
         tmp_path,
         """

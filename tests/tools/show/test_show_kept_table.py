@@ -76,7 +76,7 @@ def test_the_report_has_the_total(dump: tuple[str, str]) -> None:
     assert dump[1].splitlines()[0].split()[-1] == "kept"
 
 
-def test_where_nothing_is_known_that_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_unknown_facts_are_reported_as_unknown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     path.write_text("class G(torch.nn.Module):\n    def forward(self, x):\n        return (x,)\n")
     assert "no values kept for a backward are known here" in shown(capsys, str(path), "--kept")

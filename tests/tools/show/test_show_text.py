@@ -31,7 +31,7 @@ def test_a_whole_graph() -> None:
     assert_golden("show/text", shown(document()))
 
 
-def test_a_graph_without_records_says_how_to_get_them() -> None:
+def test_a_graph_without_records_explains_how_to_get_them() -> None:
     assert_golden("show/text-plain", shown(Document((plain(),))))
 
 
@@ -126,7 +126,7 @@ def test_why_a_name_in_several_places_shows_each() -> None:
     assert why(gpt(), "0:wrap_body_0/view") == why(gpt(), "wrap_body_0/view")
 
 
-def test_why_says_which_graph() -> None:
+def test_why_names_the_graph() -> None:
     graphs = ((0, plain()), (1, replace(plain(), stage="cast")))
     assert "exp in graph 0" in "\n".join(why_lines(graphs, "exp"))
     assert "graph 0" not in "\n".join(why_lines(graphs, "1:exp"))
@@ -164,7 +164,7 @@ def test_why_is_bounded() -> None:
     assert text.count("\n") < 80 and "on from n438: --why n438" in text
 
 
-def test_unknown_numbers_are_said_to_be_unknown() -> None:
+def test_unknown_numbers_are_shown_as_unknown() -> None:
     symbolic = [input_entry("x", "f32[s0]"), cast("x_f16", "x", "f16[s0]", "for y: rule r")]
     listing = Listing("G", tuple(symbolic), policy="p", stage="cast")
     assert "1 inserted, bytes unknown" in shown(Document((listing,)))
