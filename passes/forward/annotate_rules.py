@@ -99,8 +99,8 @@ def _not_fp8(ruling: Ruling, choice: Decision) -> str:
     won = [rule.id for rule in ruling.lost if rule.in_fp8]
     if won and ruling.rule is not None:
         return _joined(f"rule {ruling.rule.id} comes after {won[-1]}", ruling.rule.why)
-    passed = ((rule, mismatch) for rule, mismatch in ruling.passed_over if rule.in_fp8)
-    return _joined(*(f"rule {rule.id} is passed over: {mismatch.why}" for rule, mismatch in passed))
+    others = ((rule, mismatch) for rule, mismatch in ruling.inapplicable if rule.in_fp8)
+    return _joined(*(f"rule {rule.id} does not apply: {mismatch.why}" for rule, mismatch in others))
 
 
 def _ruled(

@@ -103,7 +103,7 @@ Products in fp8, by recipe:
 
 Products that run in 16 bits although a rule for fp8 names them:
   graph 0: matmul: the second operand is not a weight: the program computes it
-  graph 0: linear_2: rule fp8-linear is passed over: size 0 of weight is 20, not %16
+  graph 0: linear_2: rule fp8-linear does not apply: size 0 of weight is 20, not %16
   graph 0: linear_3: rule fp8-heads comes after fp8-linear; Logits over a large vocabulary decide between words whose \
 scores are close: 3 bits of mantissa are too few.""")
 
@@ -118,8 +118,8 @@ def test_a_policy_under_which_nothing_runs_in_fp8_warns_once(caplog: pytest.LogC
     messages = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     start, why = "policy cpu-bfloat16-fp8: nothing of a compiled graph runs in fp8: ", "size 0 of weight is 24, not %16"
     assert messages == [
-        f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}, and 1 more",
-        f"{start}linear stays in 16 bits: rule fp8-linear is passed over: {why}",
+        f"{start}linear stays in 16 bits: rule fp8-linear does not apply: {why}, and 1 more",
+        f"{start}linear stays in 16 bits: rule fp8-linear does not apply: {why}",
         f"{start}it has no op that a rule for fp8 names",
     ]
 

@@ -166,6 +166,6 @@ def test_the_last_rule_that_covers_a_call_decides(policy: Policy, site: Site) ->
     ruling = policy.ruling(site)
     assert [*ruling.lost, *([ruling.rule] if ruling.rule else [])] == covering
     named = [rule for rule in policy.rules if rule.covers_op(site.op, site.region)]
-    assert {rule.id for rule, _ in ruling.passed_over} <= {rule.id for rule in named}
+    assert {rule.id for rule, _ in ruling.inapplicable} <= {rule.id for rule in named}
     plain = policy.plain_ruling(site.op, site.region)
     assert plain is None or plain == ruling

@@ -134,8 +134,8 @@ def _lines(policy: Policy, site: Site) -> Iterator[str]:
         yield f"  no rule covers it: {uncovered(site.region)}{_hint(policy, site)}"
     for lost in reversed(ruling.lost):
         yield from _rule("lost", lost, "overridden: the last rule that covers a call decides")
-    for passed, mismatch in reversed(ruling.passed_over):
-        yield from _rule("unknown" if mismatch.unknown else "kept out", passed, mismatch.why)
+    for rule, mismatch in reversed(ruling.inapplicable):
+        yield from _rule("unknown" if mismatch.unknown else "kept out", rule, mismatch.why)
 
 
 def _rule(label: str, rule: Rule, why: str) -> Iterator[str]:
@@ -156,4 +156,4 @@ def _overloads(policy: Policy, packet: str) -> list[str]:
 
 def _hint(policy: Policy, site: Site) -> str:
     known = {name for op in _named(policy) for name in (op, op.partition(".")[0])} - {site.op}
-    return "" if policy.ruling(site).passed_over else nearest(site.op, known)
+    return "" if policy.ruling(site).inapplicable else nearest(site.op, known)

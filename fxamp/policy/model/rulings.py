@@ -12,18 +12,18 @@ from fxamp.policy.model.site import Site
 class Ruling:
     """The rule that decides a call, None if it follows its inputs.
 
-    ``lost``: the other rules that cover the call, in their order. ``passed_over``: the rules for the op with a
+    ``lost``: the other rules that cover the call, in their order. ``inapplicable``: the rules for the op with a
     condition that fails, each with the reason.
     """
 
     rule: Rule | None
     lost: tuple[Rule, ...] = ()
-    passed_over: tuple[tuple[Rule, Mismatch], ...] = ()
+    inapplicable: tuple[tuple[Rule, Mismatch], ...] = ()
 
     @property
     def unknown(self) -> str:
-        """A message about rules that were passed over because the compiler does not know a fact; "" if none were."""
-        return "; ".join(f"rule {rule.id} is passed over: {o.why}" for rule, o in self.passed_over if o.unknown)
+        """A message about rules that do not apply because the compiler does not know a fact; "" if there are none."""
+        return "; ".join(f"rule {rule.id} does not apply: {o.why}" for rule, o in self.inapplicable if o.unknown)
 
 
 class RuleIndex:
@@ -72,7 +72,7 @@ class RuleIndex:
         return _last(covering, tuple((rule, why) for rule, why in checked if why is not None))
 
 
-def _last(covering: list[Rule], passed_over: tuple[tuple[Rule, Mismatch], ...]) -> Ruling:
+def _last(covering: list[Rule], inapplicable: tuple[tuple[Rule, Mismatch], ...]) -> Ruling:
     if not covering:
-        return Ruling(None, (), passed_over)
-    return Ruling(covering[-1], tuple(covering[:-1]), passed_over)
+        return Ruling(None, (), inapplicable)
+    return Ruling(covering[-1], tuple(covering[:-1]), inapplicable)

@@ -234,4 +234,4 @@ def test_a_symbolic_size_meets_no_condition_for_a_stated_reason() -> None:
     torch.compile(lambda x: x.exp(), backend=backend, dynamic=True)(torch.ones(3, 5))
     (choice,) = [choice for node in graphs[0].nodes if (choice := decision(node)) is not None]
     assert choice.rule is None
-    assert "no rule: follows its inputs; rule big is passed over: the size of self is not known (s" in choice.reason
+    assert "no rule: follows its inputs; rule big does not apply: the size of self is not known (s" in choice.reason

@@ -36,13 +36,13 @@ def test_show_lists_what_runs_in_fp8_and_why_the_rest_does_not(model: str, capsy
     assert show([model, "--policy", "cpu-bfloat16-fp8"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "bf16 5, fp8 1 casts" in text and "products in fp8 tensorwise 1 in 16 bits" in text
-    assert "in 16 bits, not in fp8 matmul: rule fp8-matmul is passed over: size 1 of other is 4, not %16" in text
-    assert "in 16 bits, not in fp8 linear_1: rule fp8-linear is passed over: size 0 of weight is 20, not %16" in text
+    assert "in 16 bits, not in fp8 matmul: rule fp8-matmul does not apply: size 1 of other is 4, not %16" in text
+    assert "in 16 bits, not in fp8 linear_1: rule fp8-linear does not apply: size 0 of weight is 20, not %16" in text
     assert "in 16 bits, not in fp8 linear_2: rule fp8-heads comes after fp8-linear; Logits over" in text
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--why", "linear"]) == 0
     assert "fp8-linear policies/fp8.toml:7: fp8 tensorwise" in capsys.readouterr().out
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--why", "linear_1"]) == 0
-    assert "not fp8    rule fp8-linear is passed over: size 0 of weight is 20, not %16" in capsys.readouterr().out
+    assert "not fp8    rule fp8-linear does not apply: size 0 of weight is 20, not %16" in capsys.readouterr().out
     assert show([model, "--policy", "cpu-bfloat16-fp8", "--format", "json"]) == 0
     (graph,) = json.loads(capsys.readouterr().out)["graphs"]
     assert graph["totals"]["fp8"] == {"tensorwise": 1} and set(graph["totals"]["not_fp8"]) == {
@@ -83,6 +83,6 @@ def test_show_lists_what_runs_in_blocks(recipe: str, model: str, capsys: pytest.
     assert show([model, "--policy", f"cpu-bfloat16-{cast}"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"bf16 5, {cast} 1 casts" in text and f"products in fp8 {recipe} 1 in 16 bits" in text
-    assert f"linear_1: rule {cast}-linear is passed over: size 0 of weight is 20, not %32" in text
+    assert f"linear_1: rule {cast}-linear does not apply: size 0 of weight is 20, not %32" in text
     assert diff(["cpu-bfloat16-fp8", f"cpu-bfloat16-{cast}", "--graph", model]) == 1
     assert f"fp8 tensorwise -> {recipe}" in " ".join(capsys.readouterr().out.split())
