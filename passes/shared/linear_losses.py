@@ -57,14 +57,42 @@ class LinearLoss:
     moved: tuple[Node, ...]
 
 
-@dataclass
 class _Path:
-    """The ops between a loss and a linear layer; see :class:`LinearLoss`."""
+    """The ops from a loss up to a linear layer, its last node; see :class:`LinearLoss`."""
 
-    linear: Node
-    row_ops: tuple[Node, ...]
-    classes_second: bool
-    log_sums: tuple[Node, ...]
+    def __init__(self, loss: Node, logits: torch.Tensor) -> None:
+        self.nodes = [loss]
+        self.row_ops: list[Node] = []
+        self.log_sums: list[Node] = []
+        self.classes_second = False
+        self._dims = logits.dim()
+
+    @property
+    def linear(self) -> Node:
+        """The linear layer, once the path has reached it."""
+        return self.nodes[-1]
+
+    def add(self, node: Node) -> str:
+        """Add the source of the last node; return why a chunk of the loss cannot compute it, or ""."""
+        beside = _other_log_sums(node, self.nodes[-1], 1 if self._dims == 3 and not self.classes_second else -1)
+        if isinstance(beside, str):
+            return beside
+        if beside and any(op.target is aten.slice.Tensor for op in self.row_ops):
+            return f"{beside[0].name} reads other rows of its logits"
+        self.log_sums += beside
+        self.nodes.append(node)
+        return "" if node.target is aten.linear.default else self._add_op(node)
+
+    def _add_op(self, node: Node) -> str:
+        if node.target in _ROW_OPS and _keeps_last(node):
+            self.row_ops.insert(0, node)
+        elif _moves_classes(node) and self._dims == 3 and not self.classes_second and not self.row_ops:
+            self.classes_second = True
+        elif node.target in CONVERSIONS:
+            return "" if keeps_values(node) else f"{node.name} rounds or moves its logits, or makes them float64"
+        elif node.target not in COPIES:
+            return f"{node.name} is between it and a linear layer"
+        return ""
 
 
 def linear_loss(node: Node, context: CastContext) -> LinearLoss | str | None:
@@ -98,39 +126,28 @@ def _cut(loss: Node, path: _Path, rule: ChunkRule, chunks: int) -> LinearLoss | 
     moved = moved_before(place, loss, operands)
     if isinstance(moved, str):
         return moved
-    return LinearLoss(loss, **vars(path), rule=rule, chunks=chunks, place=place, moved=moved)
+    row_ops, log_sums = tuple(path.row_ops), tuple(path.log_sums)
+    return LinearLoss(
+        loss, path.linear, row_ops, path.classes_second, log_sums, rule, chunks=chunks, place=place, moved=moved
+    )
 
 
 def _path(loss: Node, logits: torch.Tensor) -> _Path | str:
     """Walk from the loss to the linear layer."""
-    reader, node, row_ops, classes_second = loss, _source(loss), list[Node](), False
-    log_sums: list[Node] = []
+    path, node = _Path(loss, logits), _source(loss)
     while isinstance(node, Node):
-        beside = _other_log_sums(node, reader, 1 if logits.dim() == 3 and not classes_second else -1)
-        if isinstance(beside, str):
-            return beside
-        if beside and any(op.target is aten.slice.Tensor for op in row_ops):
-            return f"{beside[0].name} reads other rows of its logits"
-        log_sums += beside
+        if why := path.add(node):
+            return why
         if node.target is aten.linear.default:
             break
-        if node.target in _ROW_OPS and _keeps_last(node):
-            row_ops.append(node)
-        elif _moves_classes(node) and logits.dim() == 3 and not classes_second and not row_ops:
-            classes_second = True
-        elif node.target in CONVERSIONS:
-            if not keeps_values(node):
-                return f"{node.name} rounds or moves its logits, or makes them float64"
-        elif node.target not in COPIES:
-            return f"{node.name} is between it and a linear layer"
-        reader, node = node, _source(node)
+        node = _source(node)
     if not isinstance(node, Node):
         return "no linear layer makes its logits"
-    if not classes_second and logits.dim() != 2:
+    if not path.classes_second and logits.dim() != 2:
         return "its logits are not a plain matrix"
     if logits.dtype not in _COMPUTED:
         return f"its logits are {logits.dtype}".replace("torch.", "")
-    return _Path(node, tuple(reversed(row_ops)), classes_second, tuple(log_sums))
+    return path
 
 
 def _source(node: Node) -> Any:
