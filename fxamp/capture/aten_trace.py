@@ -340,7 +340,11 @@ class _AtenTrace(Interpreter):
         unwrapped = tracer.unwrap_proxy(value)
         if isinstance(unwrapped, Proxy):
             return unwrapped.node
-        return tracer.graph.get_attr(register(tracer.root, "object", unwrapped)) if is_object(unwrapped) else unwrapped
+        if not is_object(unwrapped):
+            return unwrapped
+        held = tracer.graph.get_attr(register(tracer.root, "object", unwrapped))
+        held.meta["val"] = unwrapped  # a body that has the object as an input is traced with it
+        return held
 
 
 #: Methods that change the shape or the strides of a tensor in place.

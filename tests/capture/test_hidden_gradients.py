@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from support.checks.equality import assert_equal
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fxamp
+from fxamp.errors import CaptureError
 
 LOWERINGS = ["eager", "aot_eager"]
 
@@ -130,6 +132,23 @@ def test_the_gradient_of_a_weight_that_overrides_the_product(lowering: str) -> N
     compiled = torch.compile(net, backend="fxamp", options={"lowering": lowering})
     assert_equal(gradients(compiled), expected)
     assert expected[0].any() and "TripledBackward" in str(fxamp.report(compiled))
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_hook_that_compiled_autograd_would_run_is_refused(checkpointed: bool) -> None:
+    """Dynamo passes the hook in an object, which is an input of the graph and, under a checkpoint, of its body."""
+
+    def body(x: Tensor, weight: Tensor) -> Tensor:
+        result = x @ weight
+        result.register_hook(lambda gradient: gradient * 5)
+        return result * 2
+
+    def program(x: Tensor, weight: Tensor) -> Tensor:
+        return cast(Tensor, checkpoint(body, x, weight, use_reentrant=False)) if checkpointed else body(x, weight)
+
+    given = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    with torch._dynamo.config.patch(compiled_autograd=True), pytest.raises(CaptureError, match="would lose the hooks"):
+        torch.compile(program, backend="fxamp", options={"lowering": "eager"})(*given)
 
 
 def test_a_call_with_the_gradient_of_its_ops_is_traced() -> None:
