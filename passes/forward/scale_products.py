@@ -152,6 +152,21 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, scope: Scope
     result, input, weight = values
     if result is None or input is None or weight is None or any(map(is_wrapper, values)):
         return "its operands are not plain tensors"
+    why = _wrong_operands(operands, input, weight, scope)
+    if why:
+        return why
+    if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
+        return "it scales its operands by alpha or beta"
+    if result.dtype is not choice.lower:
+        return f"its result is {result.dtype}".replace("torch.", "")
+    assert isinstance(choice.rule, CastRule)
+    why = _without_kernel(choice.rule, weight, context)
+    if not why and scope.has_gradients(node) and scope.writes_to(before_cast(operands.weight)):
+        return "the program writes to its weight"
+    return why or _wrong_sizes(input, weight, RECIPES[Recipe(choice.rule.recipe)].multiple)
+
+
+def _wrong_operands(operands: Operands, input: torch.Tensor, weight: torch.Tensor, scope: Scope) -> str:
     if weight.dim() not in operands.dimensions:
         return f"the second operand has {weight.dim()} dimensions, not {' or '.join(map(str, operands.dimensions))}"
     if input.dim() < 2 - operands.transposed:
@@ -160,22 +175,18 @@ def why_16_bits(node: Node, choice: Decision, context: CastContext, scope: Scope
         return f"it multiplies {weight.shape[0]} matrices by a tensor of {input.dim()} dimensions"
     if not (operands.transposed or _is_weight(operands.weight, scope)):
         return "the second operand is not a weight: the program computes it"
-    if any(argument(node, name) not in (None, 1) for name in ("alpha", "beta")):
-        return "it scales its operands by alpha or beta"
-    if result.dtype is not choice.lower:
-        return f"its result is {result.dtype}".replace("torch.", "")
+    return ""
+
+
+def _without_kernel(rule: CastRule, weight: torch.Tensor, context: CastContext) -> str:
     device = context.policy.device if context.every_device else weight.device.type
     if device not in DEVICES:
         return f"{device} has no kernels for it"
-    assert isinstance(choice.rule, CastRule)
-    recipe = RECIPES[Recipe(choice.rule.recipe)]
-    if weight.dim() == 3 and str(choice.rule.cast) not in context.policy.casts_of_experts:
+    if weight.dim() == 3 and str(rule.cast) not in context.policy.casts_of_experts:
         return "the policy has no rule for products of experts"
-    if weight.dim() == 3 and not recipe.grouped:
-        return f"products of experts do not take the scales of {choice.rule.recipe}"
-    if scope.has_gradients(node) and scope.writes_to(before_cast(operands.weight)):
-        return "the program writes to its weight"
-    return _wrong_sizes(input, weight, recipe.multiple)
+    if weight.dim() == 3 and not RECIPES[Recipe(rule.recipe)].grouped:
+        return f"products of experts do not take the scales of {rule.recipe}"
+    return ""
 
 
 def _wrong_sizes(input: torch.Tensor, weight: torch.Tensor, multiple: int) -> str:
