@@ -56,6 +56,7 @@ from fxamp.torch_private.dynamo import (
     guard_current_graph,
     hint,
     inputs_cast_by_caller,
+    is_compiled_call,
     is_custom_fwd,
     on_each_compilation,
     raised_through_dynamo,
