@@ -87,6 +87,12 @@ class Overriding(Tensor):
         return Overriding(result) if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default) else result
 
 
+def gradients(run: Callable[..., Tensor], inputs: tuple[Tensor, ...], of: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    with torch.autocast("cpu", torch.bfloat16):
+        result = run(*inputs)
+    return torch.autograd.grad(result.float().square().sum(), of)
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("left_whole", [torch.compiler.allow_in_graph, torch._dynamo.nonstrict_trace])
 @pytest.mark.parametrize("call", [calls_a_function, writes_by_a_function, registers_a_hook])
@@ -96,17 +102,12 @@ def test_the_gradient_of_a_call_that_is_left_whole(
     def program(x: Tensor, weight: Tensor) -> Tensor:
         return left_whole_call(x * 1, weight) + x @ weight
 
-    def gradients(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        with torch.autocast("cpu", torch.bfloat16):
-            result = run(*inputs)
-        return torch.autograd.grad(result.float().square().sum(), inputs)
-
     inputs = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
     left_whole_call = call
-    expected = gradients(program)
+    expected = gradients(program, inputs, inputs)
     left_whole_call = left_whole(call)
-    got = gradients(torch.compile(program, backend="fxamp", options={"lowering": lowering}))
-    assert_equal(got, expected)
+    compiled = torch.compile(program, backend="fxamp", options={"lowering": lowering})
+    assert_equal(gradients(compiled, inputs, inputs), expected)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -122,15 +123,11 @@ def test_the_gradient_of_a_weight_that_overrides_the_product(lowering: str) -> N
             result: Tensor = self.last(self.first(x))
             return result
 
-    def gradients(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        with torch.autocast("cpu", torch.bfloat16):
-            result = run(x)
-        return torch.autograd.grad(result.float().square().sum(), tuple(net.parameters()))
-
-    net, x = Net(), torch.randn(3, 8)
-    expected = gradients(net)
+    net = Net()
+    inputs, parameters = (torch.randn(3, 8),), tuple(net.parameters())
+    expected = gradients(net, inputs, parameters)
     compiled = torch.compile(net, backend="fxamp", options={"lowering": lowering})
-    assert_equal(gradients(compiled), expected)
+    assert_equal(gradients(compiled, inputs, parameters), expected)
     assert expected[0].any() and "TripledBackward" in str(fxamp.report(compiled))
 
 
@@ -186,14 +183,9 @@ def test_a_call_that_is_left_whole_gets_its_tensors_in_a_dataclass(call: Callabl
         hidden = x * 1
         return left_whole(Nested(Pair(hidden, weight))) + hidden @ weight
 
-    def gradients(run: Callable[..., Tensor]) -> tuple[Tensor, ...]:
-        with torch.autocast("cpu", torch.bfloat16):
-            result = run(*inputs)
-        return torch.autograd.grad(result.float().square().sum(), inputs)
-
     inputs = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
     left_whole = unpacked
-    expected = gradients(program)
+    expected = gradients(program, inputs, inputs)
     left_whole = torch.compiler.allow_in_graph(unpacked)
     compiled = torch.compile(program, backend="fxamp", fullgraph=True, options={"lowering": "eager"})
-    assert_equal(gradients(compiled), expected)
+    assert_equal(gradients(compiled, inputs, inputs), expected)

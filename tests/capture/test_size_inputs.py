@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.oracles.like_autocast import leaf
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -45,7 +44,7 @@ def hooked(x: Tensor, w: Tensor) -> Tensor:
 
 
 def picked(x: Tensor, w: Tensor) -> Tensor:
-    """The number of rows is known to nobody but the values."""
+    """Only the values show the number of rows."""
     rows = x[(x.sum(1) > -1e9).nonzero().flatten()]
     size, square = rows.shape, w @ w.T
     y: Tensor = checkpoint(lambda rows: (rows @ square).reshape(size) * 2, rows, use_reentrant=False)
@@ -59,6 +58,7 @@ def test_a_body_reads_a_dynamic_size(program: Any, lowering: str) -> None:
     options: dict[str, Any] = {"policy": "cpu-bfloat16", "lowering": lowering}
     compiled = torch.compile(program, backend="fxamp", options=options, dynamic=True, fullgraph=True)
     for rows in (3, 4):
-        x, w = leaf(rows, 5), leaf(5, rows)
-        (expected,), (actual,) = (torch.autograd.grad(run(x, w), x) for run in (program, compiled))
-        assert (actual - expected).norm() < 2e-2 * expected.norm()
+        x, w = torch.randn(rows, 5, requires_grad=True), torch.randn(5, rows, requires_grad=True)
+        eager, own = (torch.autograd.grad(run(x, w), (x, w)) for run in (program, compiled))
+        for expected, actual in zip(eager, own, strict=True):
+            assert (actual - expected).norm() < 2e-2 * expected.norm()
