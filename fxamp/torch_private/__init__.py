@@ -41,7 +41,7 @@ from fxamp.torch_private.autograd import (
     without_saved_tensors_hooks,
 )
 from fxamp.torch_private.cache import is_cacheable, of_this_process, stores_backwards, storing_backwards, uncacheable
-from fxamp.torch_private.compiled_autograd import compiles_backward, refuse_compiled_autograd_of
+from fxamp.torch_private.compiled_autograd import refuse_compiled_autograd_of
 from fxamp.torch_private.distributed_wrappers import running_wrapper, summed_in
 from fxamp.torch_private.dynamo import (
     adopt_sources,
@@ -51,12 +51,12 @@ from fxamp.torch_private.dynamo import (
     caller_inside,
     compile_options,
     compiled_code,
+    compiles_backward,
     compiling_frame,
     context_of,
     guard_current_graph,
     hint,
     inputs_cast_by_caller,
-    is_compiled_call,
     is_custom_fwd,
     on_each_compilation,
     raised_through_dynamo,

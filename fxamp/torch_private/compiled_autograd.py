@@ -1,29 +1,10 @@
 """Compiled autograd: it traces AOTAutograd's backward graphs itself, without their compilers."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from fxamp.torch_private.dynamo import is_compiled_call, untraced
-
-
-def compiles_backward() -> bool:
-    """Whether Dynamo compiles the graph of compiled autograd, which is a whole backward, or its continuation.
-
-    False for a callable of torch.compile that a hook in that backward calls. If torch renames ``runtime_wrapper``, the
-    graph counts as the program's own.
-    """
-    from torch._dynamo import compiled_autograd
-
-    if not compiled_autograd.in_compiled_autograd_region:
-        return False
-    wrapper = ("runtime_wrapper", compiled_autograd.__file__)
-    frame, compiled_calls = inspect.currentframe(), 0
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != wrapper:
-        compiled_calls += is_compiled_call(frame.f_code)
-        frame = frame.f_back
-    return frame is not None and compiled_calls <= 1
+from fxamp.torch_private.dynamo import untraced
 
 
 def refuse_compiled_autograd_of(refusal: Callable[[Any], Callable[[], None] | None]) -> None:

@@ -1,6 +1,7 @@
 """Dynamo: its errors, guards, sizes and compiled callables."""
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -106,17 +107,35 @@ def inputs_cast_by_caller(device_type: str) -> torch.dtype | None:
     return cast_inputs
 
 
-def _caller(matches: Callable[[CodeType], bool]) -> FrameType | None:
-    """Return the innermost frame that runs matching code; None if a callable of torch.compile runs in between."""
+def compiles_backward() -> bool:
+    """Whether Dynamo compiles the graph of compiled autograd, which is a whole backward, or its continuation.
+
+    False for a callable of torch.compile that a hook in that backward calls. If torch renames ``runtime_wrapper``, the
+    graph counts as the program's own.
+    """
+    from torch._dynamo import compiled_autograd
+
+    if not compiled_autograd.in_compiled_autograd_region:
+        return False
+    wrapper = ("runtime_wrapper", compiled_autograd.__file__)
+    return _caller(lambda code: (code.co_name, code.co_filename) == wrapper, calls=1) is not None
+
+
+def _caller(matches: Callable[[CodeType], bool], calls: float = 0) -> FrameType | None:
+    """Return the innermost frame that runs matching code.
+
+    None if more than ``calls`` callables of torch.compile run in between.
+    """
     frame = inspect.currentframe()
     while frame is not None and not matches(frame.f_code):
-        if is_compiled_call(frame.f_code):
+        calls -= _is_compiled_call(frame.f_code)
+        if calls < 0:
             return None
         frame = frame.f_back
     return frame
 
 
-def is_compiled_call(code: CodeType) -> bool:
+def _is_compiled_call(code: CodeType) -> bool:
     """Whether ``code`` is what a program calls as a callable of torch.compile."""
     from torch._dynamo import eval_frame
 
@@ -135,7 +154,7 @@ def caller_inside() -> CodeType | None:
     compiling = compiling_frame()
     code, frame = (None, None) if compiling is None else (compiling.f_locals.get("code"), compiling.f_back)
     while frame is not None and code is not None:
-        if is_compiled_call(frame.f_code):
+        if _is_compiled_call(frame.f_code):
             return None
         if not _passes_results_on(frame):
             if not code.co_name.startswith(RESUMED):
@@ -273,13 +292,8 @@ def compiling_frame() -> FrameType | None:
     """
     from torch._dynamo import convert_frame
 
-    frame = inspect.currentframe()
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != (
-        "_compile",
-        convert_frame.__file__,
-    ):
-        frame = frame.f_back
-    return frame
+    compiling = ("_compile", convert_frame.__file__)
+    return _caller(lambda code: (code.co_name, code.co_filename) == compiling, calls=math.inf)
 
 
 def compile_options() -> list[Mapping[str, Any]]:

@@ -38,9 +38,8 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, graph_output
 from fxamp.passes.base import Context, Result, TracedPass
-from fxamp.passes.shared.unscale_and_check import UnscaleWriter
+from fxamp.passes.shared.unscale_and_check import UnscaleWriter, in_float16
 from fxamp.passes.shared.widening import erase_unused
-from fxamp.torch_dtypes import HALVES
 
 #: Key of the output node's ``meta``: for each flag, the positions of the outputs that it is for.
 FLAGGED = "fxamp_flagged"
@@ -115,11 +114,6 @@ def gradients(gm: GraphModule) -> list[int]:
     output = graph_output(gm.graph)
     pairs = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
     return [at for at, (node, desc) in enumerate(pairs) if _described(desc, "is_grad") and _differentiable(node)]
-
-
-def in_float16(node: object) -> bool:
-    """Whether ``node`` is float16: its range is so small that its gradients stay scaled outside graphs."""
-    return isinstance(node, Node) and node.meta["val"].dtype in HALVES
 
 
 def _inputs(gm: GraphModule) -> list[Node]:

@@ -94,7 +94,7 @@ class UnscaleWriter:
         squares = [square for piece in pieces for square in piece.squares]
         if self._norm:
             again = [node for node, every in places.items() for _ in every[1:]]
-            dense = [node for node in again if not (_stays_scaled(node) or _sparse(node))]
+            dense = [node for node in again if not (in_float16(node) or _sparse(node))]
             squares += [self._beside_scale(self._square(unscaled[gradient])) for gradient in dense]
             squares = squares or [self._call(aten.zeros_like.default, self._scale)]
         return Unscaled([unscaled[node] for node in gradients], flags, covered, self._total(squares))
@@ -109,8 +109,8 @@ class UnscaleWriter:
 
     def _by_ops(self, gradients: Sequence[Node]) -> _Piece:
         """Return the gradients with a flag that they share, if they are several."""
-        unscaled = {node: node if _stays_scaled(node) else self._times(node, self._inverse) for node in gradients}
-        summed = [unscaled[node] for node in gradients if self._norm and not (_stays_scaled(node) or _sparse(node))]
+        unscaled = {node: node if in_float16(node) else self._times(node, self._inverse) for node in gradients}
+        summed = [unscaled[node] for node in gradients if self._norm and not (in_float16(node) or _sparse(node))]
         squares = [self._beside_scale(self._square(node)) for node in summed]
         return _Piece(unscaled, self._beside_scale(self._not_finite(*unscaled.values())), squares)
 
@@ -196,7 +196,7 @@ def _parts(gradients: Sequence[Node]) -> Iterator[list[Node]]:
 
 def _fits_kernel(node: Node) -> bool:
     """Whether the kernel takes this gradient: none that is complex, sparse, fused, or handed out scaled."""
-    return not (node.meta["val"].is_complex() or _sparse(node) or _stays_scaled(node) or _is_fused(node))
+    return not (node.meta["val"].is_complex() or _sparse(node) or in_float16(node) or _is_fused(node))
 
 
 def _together(gradients: Sequence[Node], shared: bool) -> list[list[Node]]:
@@ -225,5 +225,6 @@ def _sparse(node: Node) -> bool:
     return node.meta["val"].layout is not torch.strided
 
 
-def _stays_scaled(node: Node) -> bool:
-    return node.meta["val"].dtype in HALVES
+def in_float16(node: object) -> bool:
+    """Whether ``node`` is float16: its range is so small that its gradients stay scaled outside graphs."""
+    return isinstance(node, Node) and node.meta["val"].dtype in HALVES

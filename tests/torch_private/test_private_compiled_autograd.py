@@ -61,7 +61,7 @@ def test_a_refused_graph_raises_before_anything_has_run_and_stays_usable() -> No
     torch.testing.assert_close(x.grad, (x.cos() + x.exp()).detach())
 
 
-def test_its_graph_is_told_from_what_a_hook_in_it_compiles() -> None:
+def test_its_graph_is_distinguished_from_what_a_hook_in_it_compiles() -> None:
     calls: list[tuple[bool, bool]] = []
 
     def backend(gm: torch.fx.GraphModule, _: list[Any]) -> Any:

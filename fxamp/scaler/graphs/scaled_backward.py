@@ -17,7 +17,8 @@ from torch.fx import GraphModule
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output, tensor_value
 from fxamp.optim.identity import has_identity
-from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, in_float16, tangents
+from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, tangents
+from fxamp.passes.shared.unscale_and_check import in_float16
 from fxamp.pipeline import run_traced
 from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, takes_list
 from fxamp.policy import Policy
