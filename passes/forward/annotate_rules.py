@@ -1,8 +1,8 @@
 """annotate-rules: give every operation the policy's decision for it.
 
 1. The last rule of the policy that covers a call applies. If none does, the autocast kernel that the op's library
-   registered applies, and without one the policy's ``unlisted``, except to calls that only move values or that name
-   their dtype.
+   registered applies, whatever dtype it casts to, and without one the policy's ``unlisted``, except to calls that only
+   move values or that name their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp leaves verbatim follow
    their inputs, whatever a rule says. So do calls that a rule would make round whole numbers, such as positions, to 16
@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
 
+import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
@@ -33,7 +34,12 @@ from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, ou
 from fxamp.passes.shared.custom_autocast import cast_inlined, cast_inputs, drop_outermost_region
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
-from fxamp.passes.shared.registered_autocast import registered_rule
+from fxamp.passes.shared.registered_autocast import (
+    is_by_kernel,
+    is_registered,
+    registered_rule,
+    write_other_casts,
+)
 from fxamp.passes.shared.rule_arguments import require_arguments
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.whole_numbers import rounded_numbers
@@ -46,7 +52,10 @@ _ROUNDS = (Category.LOWER_PRECISION_FP, *RECIPES_OF)
 
 @dataclass(frozen=True)
 class AnnotateRules(Pass[CastContext]):
-    """Requires a captured graph; ensures a decision on every call of an op. Changes only the metadata of nodes."""
+    """Requires a captured graph; ensures a decision on every call of an op.
+
+    Changes only the metadata of nodes, except that it writes the casts that the program or a library asks for itself.
+    """
 
     name = "annotate-rules"
 
@@ -74,6 +83,8 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
         choice = _decide(node, here, context, aliases)
         changed += choice != decision(node)
         decide(node, choice)
+        if choice.lower is not None and is_by_kernel(node, choice, context):
+            changed += write_other_casts(node, choice.lower, context)
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
         changed += sum(_annotate(_body(body), context, here, in_function) for body in bodies(node))
@@ -86,7 +97,7 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
 def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
     if is_verbatim(node):
         return Decision(None, None, f"verbatim: {node.meta[VERBATIM]}")
-    ruling = rule_on(node, context)
+    ruling = rule_on(node, region.lower or context.lower, context)
     choice = _ruled(node, ruling, region, context, aliases)
     why = _not_fp8(ruling, choice)
     return replace(choice, not_fp8=why) if why else choice
@@ -127,16 +138,19 @@ def _ruled(
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)
 
 
-def rule_on(node: Node, context: CastContext) -> Ruling:
-    """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is not an op."""
+def rule_on(node: Node, lower: torch.dtype, context: CastContext) -> Ruling:
+    """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is not an op.
+
+    ``lower``: the 16-bit dtype of the call's region.
+    """
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy
     ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
     if ruling.rule is None and isinstance(loss := linear_loss(node, context), LinearLoss):
         return replace(ruling, rule=loss.rule)
-    if ruling.rule is None and (registered := registered_rule(node, context)) is not None:
-        return replace(ruling, rule=registered)
+    if ruling.rule is None and is_registered(node, context):
+        return replace(ruling, rule=registered_rule(node, lower, context))
     if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
         return replace(ruling, rule=policy.default_rule)
     return ruling

@@ -54,7 +54,7 @@ from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.custom_autocast import before_custom_cast
 from fxamp.passes.shared.decision import WAS, decision, overrule
-from fxamp.passes.shared.registered_autocast import REGISTERED_ID
+from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_by_kernel
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ class _Rewriter:
         touched = bool(edit.casts or edit.kwargs) or any(self._changed(source) for source in node.all_input_nodes)
         if not touched and self._returns_captured(node):
             return
-        why = rejection(node, self._captured) or recompute(node)
+        by_kernel = choice is not None and is_by_kernel(node, choice, self._context)  # the kernel may mix dtypes
+        why = (None if by_kernel else rejection(node, self._captured)) or recompute(node)
         if why is None:
             return
         node.args, node.kwargs, node.target = call

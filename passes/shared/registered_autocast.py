@@ -1,22 +1,27 @@
-"""The casts of a custom op's autocast kernel as a rule, found by calling the op on FakeTensors.
+"""The casts of a custom op's autocast kernel, found by calling the op on FakeTensors.
 
 ``torch.library.register_autocast`` registers such a kernel, and so do libraries in C++ (torchvision's ``roi_align``).
-Casts of the op's results are not reproduced: those of an op in float32 stay in float32.
+Casts to float32 and to the 16-bit dtype of the region become a rule; those to a different dtype, such as bfloat16 under
+an autocast to float16, are written into the graph. Casts of the op's results are not reproduced: those of an op in
+float32 stay in float32.
 """
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import arguments, is_custom, op_name
+from fxamp.graph import argument, arguments, is_custom, is_mutable, op_name, set_argument, tensor_value
 from fxamp.passes.base import CastContext
+from fxamp.passes.shared.custom_autocast import write_cast
+from fxamp.passes.shared.decision import Decision
 from fxamp.policy import CastRule, Category
 from fxamp.torch_private import has_autocast_kernel
 from fxamp.torch_private.parts.fx import tracing
@@ -27,16 +32,18 @@ REGISTERED_ID = "registered"
 _WHY = "The library that the op comes from registers this cast for autocast."
 
 
-def registered_rule(node: Node, context: CastContext) -> CastRule | None:
-    """Return the casts of a custom op's autocast kernel; None without one, or if the op follows its inputs.
+def is_registered(node: Node, context: CastContext) -> bool:
+    """Whether ``node`` calls a custom op whose library has registered a kernel for autocast on the policy's device."""
+    return is_custom(node.target) and has_autocast_kernel(node.target, context.policy.device)
 
-    A policy cannot express a cast to a dtype that is neither float32 nor its own 16-bit dtype: that input follows.
+
+def registered_rule(node: Node, lower: torch.dtype, context: CastContext) -> CastRule | None:
+    """Return the kernel's casts to float32 and ``lower``, the dtype of the region, as a rule; None without such casts.
+
+    Its other inputs follow.
     """
-    target = node.target
-    if not is_custom(target) or not has_autocast_kernel(target, context.policy.device):
-        return None
-    wide, narrow = (_received(node, dtype, context) for dtype in (torch.float32, context.lower))
-    casts = {name: _cast(wide[name], narrow[name], context.lower) for name in wide.keys() & narrow.keys()}
+    words = {None: "follow", lower: str(Category.LOWER_PRECISION_FP), torch.float32: str(Category.FP32)}
+    casts = {name: words.get(dtype, "follow") for name, dtype in _fixed_dtypes(node, lower, context).items()}
     cast = next((one for one in (Category.LOWER_PRECISION_FP, Category.FP32) if str(one) in casts.values()), None)
     if cast is None:
         return None
@@ -44,11 +51,36 @@ def registered_rule(node: Node, context: CastContext) -> CastRule | None:
     return CastRule(REGISTERED_ID, cast, (op_name(node),), why=_WHY, inputs=tuple(others.items()))
 
 
-def _cast(wide: torch.dtype, narrow: torch.dtype, lower: torch.dtype) -> str:
-    """``wide``, ``narrow``: what the op receives for a float32 input, and for one of ``lower``."""
-    if wide == narrow == lower:
-        return str(Category.LOWER_PRECISION_FP)
-    return str(Category.FP32) if wide == narrow == torch.float32 else "follow"
+def is_by_kernel(node: Node, decided: Decision, context: CastContext) -> bool:
+    """Whether ``decided`` for ``node`` are its kernel's casts: neither a rule of the policy nor another reason wins."""
+    by_policy = decided.rule is not None and decided.rule.id != REGISTERED_ID
+    return not by_policy and decided.lower is not None and is_registered(node, context) and not is_mutable(node)
+
+
+def write_other_casts(node: Node, lower: torch.dtype, context: CastContext) -> int:
+    """Write the kernel's casts to neither float32 nor ``lower`` into the graph; return their number.
+
+    The kernel has no cache of casts, so each use of a value has its own.
+    """
+    before = len(node.graph.nodes)
+    for name, dtype in _fixed_dtypes(node, lower, context).items():
+        if dtype not in (None, lower, torch.float32):
+            write = partial(_written, dtype=dtype, node=node, context=context)
+            set_argument(node, name, map_arg(argument(node, name), write))
+    return len(node.graph.nodes) - before
+
+
+def _written(source: Node, dtype: torch.dtype, node: Node, context: CastContext) -> Node:
+    value = tensor_value(source)
+    if value is None or not context.eligible(value) or value.dtype == dtype:
+        return source
+    return write_cast(source, dtype, node, _WHY, context)
+
+
+def _fixed_dtypes(node: Node, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype | None]:
+    """Return the dtype that the op receives, by argument, whatever that of the input is; None if it depends on it."""
+    wide, narrow = (_received(node, dtype, lower, context) for dtype in (torch.float32, lower))
+    return {name: wide[name] if wide[name] == narrow[name] else None for name in wide.keys() & narrow.keys()}
 
 
 class _Reached(Exception):
@@ -70,7 +102,7 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _received(node: Node, dtype: torch.dtype, context: CastContext) -> dict[str, torch.dtype]:
+def _received(node: Node, dtype: torch.dtype, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype]:
     """Return the dtype, by argument, that the op receives under autocast for eligible inputs of ``dtype``."""
     target, device = node.target, context.policy.device
     assert isinstance(target, OpOverload)
@@ -82,7 +114,7 @@ def _received(node: Node, dtype: torch.dtype, context: CastContext) -> dict[str,
         return torch.empty_strided(own.shape, own.stride(), dtype=dtype, device=device)
 
     watch = _Watch(target)
-    with tracing(None), torch.no_grad(), context.mode, autocast_state(device, True, context.lower), watch:
+    with tracing(None), torch.no_grad(), context.mode, autocast_state(device, True, lower), watch:
         args, kwargs = pytree.tree_map(value, (node.args, node.kwargs))
         with suppress(_Reached):
             target(*args, **kwargs)

@@ -24,10 +24,11 @@ LIBRARY = "fxamp_registered"
 def _ops() -> Iterator[None]:
     """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without.
 
-    ``function`` is the first with an autograd.Function for its gradient.
+    ``function`` is the first with an autograd.Function for its gradient, ``of_list`` with both inputs in a list.
+    ``mixed`` has a kernel that casts each input to a dtype of its own.
     """
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
-        for name in ("low", "wide", "half", "none"):
+        for name in ("low", "wide", "half", "mixed", "none"):
             library.define(f"{name}(Tensor x, Tensor w) -> Tensor")
             library.impl(name, _product, "CompositeExplicitAutograd")
             torch.library.register_autograd(f"{LIBRARY}::{name}", _backward, setup_context=_save, lib=library)
@@ -35,10 +36,15 @@ def _ops() -> Iterator[None]:
             torch.library.register_autocast(f"{LIBRARY}::low", device, torch.bfloat16, lib=library)
             torch.library.register_autocast(f"{LIBRARY}::wide", device, torch.float32, lib=library)
         library.impl("half", _cast_one, "AutocastCPU")
+        library.impl("mixed", _cast_both, "AutocastCPU")
         library.define("function(Tensor x, Tensor w) -> Tensor")
         library.impl("function", _product, "CompositeExplicitAutograd")
         library.impl("function", lambda x, w: _Product.apply(x, w), "Autograd")
-        torch.library.register_autocast(f"{LIBRARY}::function", "cpu", torch.bfloat16, lib=library)
+        library.define("of_list(Tensor[] xw) -> Tensor")
+        library.impl("of_list", lambda xw: _product(*xw), "CompositeExplicitAutograd")
+        torch.library.register_autograd(f"{LIBRARY}::of_list", _backward_of_list, setup_context=_save, lib=library)
+        for name in ("function", "of_list"):
+            torch.library.register_autocast(f"{LIBRARY}::{name}", "cpu", torch.bfloat16, lib=library)
         yield
 
 
@@ -46,13 +52,17 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
     return (x.float() @ w.float()).to(x.dtype)
 
 
-def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*(inputs[0] if len(inputs) == 1 else inputs))
 
 
 def _backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, Tensor]:
     x, w = ctx.saved_tensors  # type: ignore[attr-defined]
     return (gradient.float() @ w.float().T).to(x.dtype), (x.float().T @ gradient.float()).to(w.dtype)
+
+
+def _backward_of_list(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> list[Tensor]:
+    return list(_backward(ctx, gradient))
 
 
 class _Product(torch.autograd.Function):
@@ -72,6 +82,17 @@ def _cast_one(x: Tensor, w: Tensor) -> Tensor:
         return product
 
 
+def _cast_both(x: Tensor, w: Tensor) -> Tensor:
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        product: Tensor = torch.ops.fxamp_registered.mixed(x.bfloat16(), w.half())
+        return product
+
+
+def _of_list(x: Tensor, w: Tensor) -> Tensor:
+    product: Tensor = torch.ops.fxamp_registered.of_list([x, w])
+    return product
+
+
 def of_captured_inputs(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return op(op(x, w).float().sin(), w)
 
@@ -86,9 +107,23 @@ def in_no_region(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -
         return op(x, w)
 
 
+def of_a_value_read_twice(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    square = F.linear(x.T, x.T)
+    return op(square, square).sin() + op(w, square).sin()
+
+
+def of_a_product(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return op(x, F.linear(w, w))
+
+
+def in_a_region(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return op(F.linear(x, w), w)
+
+
 @pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["low", "wide", "half", "function"])
-@pytest.mark.parametrize("program", [of_captured_inputs, of_products, in_no_region])
+@pytest.mark.parametrize("program", [of_captured_inputs, of_products, of_a_product, in_no_region])
 def test_results_and_gradients_are_those_of_eager_autocast(
     program: Callable[..., Tensor], name: str, lowering: str
 ) -> None:
@@ -130,12 +165,15 @@ def test_a_rule_of_the_policy_comes_first_and_unlisted_last() -> None:
     }
 
 
-def test_a_cast_to_another_dtype_has_no_word_in_a_policy() -> None:
-    """The op follows its inputs, as one without a kernel does."""
+@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["low", "function", "mixed", "of_list"])
+@pytest.mark.parametrize("program", [of_captured_inputs, of_products, of_a_product, of_a_value_read_twice, in_a_region])
+def test_a_cast_to_a_dtype_that_the_policy_lacks(program: Callable[..., Tensor], name: str, lowering: str) -> None:
+    op = _of_list if name == "of_list" else getattr(torch.ops.fxamp_registered, name)
     x, w = leaf(4, 6), leaf(6, 6)
-    compiled = torch.compile(
-        lambda x, w: torch.ops.fxamp_registered.low(x, w),
-        backend="fxamp",
-        options={"policy": "cpu-float16", "lowering": "eager"},
-    )
-    assert torch.equal(compiled(x, w), x @ w)
+    with torch.autocast("cpu", torch.float16):
+        expected = program(x, w, op)
+    ours = compile_with(lambda x, w: program(x, w, op), lowering, policy="cpu-float16")(x, w)
+    assert torch.equal(ours, expected.float())
+    got, theirs = (torch.autograd.grad(result.float().square().sum(), (x, w)) for result in (ours, expected))
+    assert_equal(got, theirs)
