@@ -1,6 +1,7 @@
 """The gradients of one compiled step under each policy, against eager autocast and against float64."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,33 +22,30 @@ def gradient_checks(device: str, lowering: str) -> Iterator[Check]:
     for name in sorted((*built_in_names(), *variant_names())):
         if not name.startswith(f"{device}-"):
             continue
-        yield Check(f"gradients {name}", _gradients(name, device, lowering, scaled=False))
+        yield Check(f"gradients {name}", partial(_gradients, name, device, lowering, scaled=False))
         if "-float16" in name:
-            yield Check(f"gradients {name}, scaler", _gradients(name, device, lowering, scaled=True))
+            yield Check(f"gradients {name}, scaler", partial(_gradients, name, device, lowering, scaled=True))
     for dtype in DTYPES:
-        yield Check(f"gradients {device}-{dtype}, reduce-overhead", _graphed(f"{device}-{dtype}", device, lowering))
-
-
-def _gradients(policy: str, device: str, lowering: str, scaled: bool, **more: Any) -> Callable[[], str]:
-    def run() -> str:
-        exact = policy in built_in_names()
-        draws = [draw(seed, "rowwise" in policy) for seed in range(DRAWS)]
-        truths = [sample.truth() for sample in draws]
-        try:
-            ours, report = _compiled(policy, device, lowering, scaled, draws, **more)
-        except (MachineError, PolicyError) as refused:
-            raise SkippedError(str(refused).splitlines()[0]) from refused
-        theirs = _eager(policy, device, draws) if exact else _compiled(policy, device, "aot_eager", scaled, draws)[0]
-        require(
-            all(sample.keys() == true.keys() for sample, true in zip(ours, truths, strict=True)), "a gradient is None"
+        yield Check(
+            f"gradients {device}-{dtype}, reduce-overhead", partial(_graphed, f"{device}-{dtype}", device, lowering)
         )
-        if "fp8" in policy:
-            require("Products in fp8" in str(report), "no product ran in fp8")
-        errors = [[relative_error(g, t) for g, t in zip(way, truths, strict=True)] for way in (ours, theirs)]
-        yardstick = "eager autocast" if exact else "the same policy op by op"
-        return require_as_exact(*errors).replace("the yardstick", yardstick)
 
-    return run
+
+def _gradients(policy: str, device: str, lowering: str, scaled: bool, **more: Any) -> str:
+    exact = policy in built_in_names()
+    draws = [draw(seed, "rowwise" in policy) for seed in range(DRAWS)]
+    truths = [sample.truth() for sample in draws]
+    try:
+        ours, report = _compiled(policy, device, lowering, scaled, draws, **more)
+    except (MachineError, PolicyError) as refused:
+        raise SkippedError(str(refused).splitlines()[0]) from refused
+    theirs = _eager(policy, device, draws) if exact else _compiled(policy, device, "aot_eager", scaled, draws)[0]
+    require(all(sample.keys() == true.keys() for sample, true in zip(ours, truths, strict=True)), "a gradient is None")
+    if "fp8" in policy:
+        require("Products in fp8" in str(report), "no product ran in fp8")
+    errors = [[relative_error(g, t) for g, t in zip(way, truths, strict=True)] for way in (ours, theirs)]
+    yardstick = "eager autocast" if exact else "the same policy op by op"
+    return require_as_exact(*errors).replace("the yardstick", yardstick)
 
 
 def _compiled(
@@ -80,10 +78,7 @@ def _eager(policy: str, device: str, draws: list[Draw]) -> list[dict[str, torch.
     return [sample.gradients(model, call, SCALE) for sample in draws]
 
 
-def _graphed(policy: str, device: str, lowering: str) -> Callable[[], str]:
-    def run() -> str:
-        if device == "cpu" or lowering != "inductor":
-            raise SkippedError("CUDA graphs need a CUDA device and Inductor")
-        return _gradients(policy, device, lowering, False, mode="reduce-overhead")()
-
-    return run
+def _graphed(policy: str, device: str, lowering: str) -> str:
+    if device == "cpu" or lowering != "inductor":
+        raise SkippedError("CUDA graphs need a CUDA device and Inductor")
+    return _gradients(policy, device, lowering, False, mode="reduce-overhead")

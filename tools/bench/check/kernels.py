@@ -35,17 +35,17 @@ _OPTIMIZERS: dict[str, dict[str, Any]] = {
 def kernel_checks(device: str) -> Iterator[Check]:
     """Yield a check for each kind of kernel."""
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        yield Check(f"check and unscale, {str(dtype).removeprefix('torch.')}", _unscale(device, dtype))
-    yield Check("update of the scale", _update(device))
+        yield Check(f"check and unscale, {str(dtype).removeprefix('torch.')}", partial(_unscale, device, dtype))
+    yield Check("update of the scale", partial(_update, device))
     for name in _OPTIMIZERS:
-        yield Check(f"compiled step, {name}", _step(device, name))
-    yield Check("compiled step, AdamW, clipped", _step(device, "AdamW", clip_norm=1.0))
+        yield Check(f"compiled step, {name}", partial(_step, device, name))
+    yield Check("compiled step, AdamW, clipped", partial(_step, device, "AdamW", clip_norm=1.0))
     for policy in variant_names():
         if policy in (f"{device}-bfloat16-lean", f"{device}-bfloat16-leanest"):
-            yield Check(f"compiled step, AdamW, {policy}", _packed_step(device, policy))
-    yield Check("more than 2**31 elements", _huge(device))
-    yield Check("parameters on the CPU and a GPU", _offloaded(device))
-    yield Check("a second GPU as home", _second(device))
+            yield Check(f"compiled step, AdamW, {policy}", partial(_packed_step, device, policy))
+    yield Check("more than 2**31 elements", partial(_huge, device))
+    yield Check("parameters on the CPU and a GPU", partial(_offloaded, device))
+    yield Check("a second GPU as home", partial(_second, device))
 
 
 def _gradients(generator: torch.Generator, device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -55,42 +55,35 @@ def _gradients(generator: torch.Generator, device: str, dtype: torch.dtype) -> l
     return [part.view(shape) for part, shape in zip(torch.split(bucket, sizes), SHAPES, strict=True)]
 
 
-def _unscale(device: str, dtype: torch.dtype) -> Callable[[], str]:
+def _unscale(device: str, dtype: torch.dtype) -> str:
     """Equal to torch's op bit for bit; bfloat16, which that op lacks on CUDA, to float32 rounded once."""
-
-    def run() -> str:
-        inverse = torch.tensor(1 / 1024, device=device)
-        for bad in (None, float("inf"), float("nan")):
-            ours = _gradients(torch.Generator().manual_seed(0), device, dtype)
-            if bad is not None:
-                ours[1][7] = bad
-            theirs = [gradient.float() if dtype is torch.bfloat16 else gradient.clone() for gradient in ours]
-            flag, torchs = (torch.zeros((), device=device) for _ in range(2))
-            flags = torch.zeros(len(ours), dtype=torch.int32, device=device)
-            kernels.check_unscale_(ours, inverse, flag, flags)
-            torch._amp_foreach_non_finite_check_and_unscale_(theirs, torchs, inverse)
-            require(torch.equal(flag, torchs), f"flag {flag.item()} for {bad}")
-            require(flags.tolist() == [int(bad is not None and at == 1) for at in range(len(ours))], "other flags")
-            same = all(torch.equal(a.nan_to_num(), b.to(dtype).nan_to_num()) for a, b in zip(ours, theirs, strict=True))
-            require(same, "values differ from torch's")
-        return "torch's flags and values, bit for bit"
-
-    return run
+    inverse = torch.tensor(1 / 1024, device=device)
+    for bad in (None, float("inf"), float("nan")):
+        ours = _gradients(torch.Generator().manual_seed(0), device, dtype)
+        if bad is not None:
+            ours[1][7] = bad
+        theirs = [gradient.float() if dtype is torch.bfloat16 else gradient.clone() for gradient in ours]
+        flag, torchs = (torch.zeros((), device=device) for _ in range(2))
+        flags = torch.zeros(len(ours), dtype=torch.int32, device=device)
+        kernels.check_unscale_(ours, inverse, flag, flags)
+        torch._amp_foreach_non_finite_check_and_unscale_(theirs, torchs, inverse)
+        require(torch.equal(flag, torchs), f"flag {flag.item()} for {bad}")
+        require(flags.tolist() == [int(bad is not None and at == 1) for at in range(len(ours))], "other flags")
+        same = all(torch.equal(a.nan_to_num(), b.to(dtype).nan_to_num()) for a, b in zip(ours, theirs, strict=True))
+        require(same, "values differ from torch's")
+    return "torch's flags and values, bit for bit"
 
 
-def _update(device: str) -> Callable[[], str]:
-    def run() -> str:
-        pairs = [
-            (torch.full((), 1024.0, device=device), torch.zeros((), dtype=torch.int32, device=device)) for _ in range(2)
-        ]
-        for step in range(12):
-            flag = torch.tensor(float(step in (3, 4, 8)), device=device)
-            kernels.update_scale_(*pairs[0], flag, kernels.ScaleRule(2.0, 0.5, 2))
-            torch._amp_update_scale_(*pairs[1], flag, 2.0, 0.5, 2)
-            require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step} differs from torch's")
-        return "12 updates equal torch's"
-
-    return run
+def _update(device: str) -> str:
+    pairs = [
+        (torch.full((), 1024.0, device=device), torch.zeros((), dtype=torch.int32, device=device)) for _ in range(2)
+    ]
+    for step in range(12):
+        flag = torch.tensor(float(step in (3, 4, 8)), device=device)
+        kernels.update_scale_(*pairs[0], flag, kernels.ScaleRule(2.0, 0.5, 2))
+        torch._amp_update_scale_(*pairs[1], flag, 2.0, 0.5, 2)
+        require(all(torch.equal(a, b) for a, b in zip(*pairs, strict=True)), f"update {step} differs from torch's")
+    return "12 updates equal torch's"
 
 
 def _trained(
@@ -126,82 +119,62 @@ def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _step(device: str, name: str, clip_norm: float | None = None) -> Callable[[], str]:
-    def run() -> str:
-        text = _compared(
-            device, name, lambda o: fxamp.compile_optimizer(o, clip_norm=clip_norm), _plain, clip=clip_norm
-        )
-        return text.replace("the yardstick", "torch")
-
-    return run
+def _step(device: str, name: str, clip_norm: float | None = None) -> str:
+    text = _compared(device, name, lambda o: fxamp.compile_optimizer(o, clip_norm=clip_norm), _plain, clip=clip_norm)
+    return text.replace("the yardstick", "torch")
 
 
-def _packed_step(device: str, policy: str) -> Callable[[], str]:
+def _packed_step(device: str, policy: str) -> str:
     """With packed state, as exact as the same policy's step op by op."""
-
-    def run() -> str:
-        loaded = Policy.load(policy)
-        ours, op_by_op = (
-            partial(fxamp.compile_optimizer, policy=loaded, lowering=lowering) for lowering in ("inductor", "aot_eager")
-        )
-        # Each draw traces both steps, which takes seconds.
-        return _compared(device, "AdamW", ours, op_by_op, draws=2).replace("the yardstick", "the ops one by one")
-
-    return run
+    loaded = Policy.load(policy)
+    ours, op_by_op = (
+        partial(fxamp.compile_optimizer, policy=loaded, lowering=lowering) for lowering in ("inductor", "aot_eager")
+    )
+    # Each draw traces both steps, which takes seconds.
+    return _compared(device, "AdamW", ours, op_by_op, draws=2).replace("the yardstick", "the ops one by one")
 
 
-def _huge(device: str) -> Callable[[], str]:
+def _huge(device: str) -> str:
     """An inf and a NaN after the 2**31st element are found, and the elements there are unscaled."""
-
-    def run() -> str:
-        if device == "cpu":
-            raise SkippedError("a CPU runs torch's own ops")
-        count = 2**31 + 4096
-        free, _ = torch.cuda.mem_get_info()
-        if free < 5 * count:
-            raise SkippedError(f"{free / 2**30:.0f} GiB of memory are free; {5 * count / 2**30:.0f} GiB are needed")
-        gradient, inverse = torch.ones(count, dtype=torch.float16, device=device), torch.tensor(0.5, device=device)
-        for last in (1.0, float("inf")):
-            flag = torch.zeros((), device=device)
-            gradient[-1] = last
-            kernels.check_unscale_([gradient], inverse, flag)
-            require(flag.item() == float(last != 1.0), f"flag {flag.item()} for a last element of {last}")
-        require(bool((gradient[:-1] == 0.25).all()), "an element was not unscaled")
-        return f"{count} elements of float16"
-
-    return run
+    if device == "cpu":
+        raise SkippedError("a CPU runs torch's own ops")
+    count = 2**31 + 4096
+    free, _ = torch.cuda.mem_get_info()
+    if free < 5 * count:
+        raise SkippedError(f"{free / 2**30:.0f} GiB of memory are free; {5 * count / 2**30:.0f} GiB are needed")
+    gradient, inverse = torch.ones(count, dtype=torch.float16, device=device), torch.tensor(0.5, device=device)
+    for last in (1.0, float("inf")):
+        flag = torch.zeros((), device=device)
+        gradient[-1] = last
+        kernels.check_unscale_([gradient], inverse, flag)
+        require(flag.item() == float(last != 1.0), f"flag {flag.item()} for a last element of {last}")
+    require(bool((gradient[:-1] == 0.25).all()), "an element was not unscaled")
+    return f"{count} elements of float16"
 
 
-def _offloaded(device: str) -> Callable[[], str]:
+def _offloaded(device: str) -> str:
     """One scaler over CPU and GPU parameters: an overflow on either side skips both, though copies arrive late."""
-
-    def run() -> str:
-        if device == "cpu":
-            raise SkippedError("it needs a GPU")
-        for bad in (None, "cpu", device):
-            parameters = [nn.Parameter(torch.ones(64, device=where)) for where in ("cpu", device)]
-            optimizer = torch.optim.SGD(parameters, lr=1.0)
-            scaler = fxamp.GradScaler(device, init_scale=1024.0)
-            scaler.scale(torch.ones((), device=device))
-            for parameter in parameters:
-                inf = parameter.device.type == bad
-                parameter.grad = torch.full_like(parameter, float("inf") if inf else 1024.0)
-            torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            weight = 0.0 if bad is None else 1.0
-            require(all(bool((p == weight).all()) for p in parameters), f"overflow on {bad}: weights are not {weight}")
-        return "overflows on either side skip both"
-
-    return run
+    if device == "cpu":
+        raise SkippedError("it needs a GPU")
+    for bad in (None, "cpu", device):
+        parameters = [nn.Parameter(torch.ones(64, device=where)) for where in ("cpu", device)]
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        scaler = fxamp.GradScaler(device, init_scale=1024.0)
+        scaler.scale(torch.ones((), device=device))
+        for parameter in parameters:
+            inf = parameter.device.type == bad
+            parameter.grad = torch.full_like(parameter, float("inf") if inf else 1024.0)
+        torch.cuda._sleep(10_000_000)  # type: ignore[no-untyped-call]
+        scaler.step(optimizer)
+        scaler.update()
+        weight = 0.0 if bad is None else 1.0
+        require(all(bool((p == weight).all()) for p in parameters), f"overflow on {bad}: weights are not {weight}")
+    return "overflows on either side skip both"
 
 
-def _second(device: str) -> Callable[[], str]:
-    def run() -> str:
-        if device == "cpu" or torch.cuda.device_count() < 2:
-            raise SkippedError("it needs two GPUs")
-        _unscale("cuda:1", torch.float32)()
-        _update("cuda:1")()
-        return _step("cuda:1", "AdamW")()
-
-    return run
+def _second(device: str) -> str:
+    if device == "cpu" or torch.cuda.device_count() < 2:
+        raise SkippedError("it needs two GPUs")
+    _unscale("cuda:1", torch.float32)
+    _update("cuda:1")
+    return _step("cuda:1", "AdamW")

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -24,9 +25,9 @@ def training_checks(device: str, lowering: str) -> Iterator[Check]:
     for skip in ("host", "device"):
         for graph in (True, False):
             way = f"skip on the {skip}, scaled {'in the graph' if graph else 'by the scaler'}"
-            yield Check(way, _follows_torch(device, lowering, skip, graph))
-    yield Check("host syncs of a step that skips on the device", _no_syncs(device, lowering))
-    yield Check("a whole step in a CUDA graph", _captured(device, lowering))
+            yield Check(way, partial(_follows_torch, device, lowering, skip, graph))
+    yield Check("host syncs of a step that skips on the device", partial(_no_syncs, device, lowering))
+    yield Check("a whole step in a CUDA graph", partial(_captured, device, lowering))
 
 
 class _Training:
@@ -72,50 +73,40 @@ def _ours(device: str, lowering: str, skip: str, graph: bool) -> _Training:
     return _Training(device, scaler, lambda model: torch.compile(model, backend="fxamp", options=options))
 
 
-def _follows_torch(device: str, lowering: str, skip: str, graph: bool) -> Callable[[], str]:
-    def run() -> str:
-        torchs = _Training(device, torch.amp.GradScaler(device, **_SETTINGS))
-        ours = _ours(device, lowering, skip, graph)
-        for step in range(STEPS):
-            before = ours.weights()
-            for training in (torchs, ours):
-                training.feed(step)
-                training.step()
-            require(ours.scale() == torchs.scale(), f"step {step}: scale {ours.scale()}, torch's {torchs.scale()}")
-            moved = any(not torch.equal(a, b) for a, b in zip(before, ours.weights(), strict=True))
-            require(moved == (step not in BAD), f"step {step} {'moved weights' if moved else 'moved nothing'}")
-        require(all(bool(weight.isfinite().all()) for weight in ours.weights()), "a weight is not finite")
-        return f"{STEPS} steps, {len(BAD)} skipped, scale {ours.scale():g}, all as torch's"
-
-    return run
+def _follows_torch(device: str, lowering: str, skip: str, graph: bool) -> str:
+    torchs = _Training(device, torch.amp.GradScaler(device, **_SETTINGS))
+    ours = _ours(device, lowering, skip, graph)
+    for step in range(STEPS):
+        before = ours.weights()
+        for training in (torchs, ours):
+            training.feed(step)
+            training.step()
+        require(ours.scale() == torchs.scale(), f"step {step}: scale {ours.scale()}, torch's {torchs.scale()}")
+        moved = any(not torch.equal(a, b) for a, b in zip(before, ours.weights(), strict=True))
+        require(moved == (step not in BAD), f"step {step} {'moved weights' if moved else 'moved nothing'}")
+    require(all(bool(weight.isfinite().all()) for weight in ours.weights()), "a weight is not finite")
+    return f"{STEPS} steps, {len(BAD)} skipped, scale {ours.scale():g}, all as torch's"
 
 
-def _no_syncs(device: str, lowering: str) -> Callable[[], str]:
-    def run() -> str:
-        training, counts = _ours(device, lowering, "device", graph=True), []
-        for step in range(STEPS):
-            training.feed(0)
-            loss = training.scaler.scale(training.forward(*training.batch))
-            training.optimizer.zero_grad(set_to_none=True)
-            with host_syncs(device, training.optimizer) as count:
-                loss.backward()
-                training.scaler.step(training.optimizer)
-                training.scaler.update()
-            counts += [count.value] if step >= WARM else []
-        require(not any(counts), f"{counts} syncs in steps {WARM} to {STEPS - 1}; accepted: none")
-        return f"none in {len(counts)} steps"
-
-    return run
+def _no_syncs(device: str, lowering: str) -> str:
+    training, counts = _ours(device, lowering, "device", graph=True), []
+    for step in range(STEPS):
+        training.feed(0)
+        loss = training.scaler.scale(training.forward(*training.batch))
+        training.optimizer.zero_grad(set_to_none=True)
+        with host_syncs(device, training.optimizer) as count:
+            loss.backward()
+            training.scaler.step(training.optimizer)
+            training.scaler.update()
+        counts += [count.value] if step >= WARM else []
+    require(not any(counts), f"{counts} syncs in steps {WARM} to {STEPS - 1}; accepted: none")
+    return f"none in {len(counts)} steps"
 
 
-def _captured(device: str, lowering: str) -> Callable[[], str]:
-    def run() -> str:
-        if device == "cpu":
-            raise SkippedError("CUDA graphs need a CUDA device")
-        with _deterministic():
-            return compared()
-
-    def compared() -> str:
+def _captured(device: str, lowering: str) -> str:
+    if device == "cpu":
+        raise SkippedError("CUDA graphs need a CUDA device")
+    with _deterministic():
         eager, captured = (_ours(device, lowering, "device", graph=True) for _ in range(2))
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -137,8 +128,6 @@ def _captured(device: str, lowering: str) -> Callable[[], str]:
         same = all(torch.equal(a, b) for a, b in zip(eager.weights(), captured.weights(), strict=True))
         require(same, "weights differ from those without it")
         return f"{STEPS - WARM} replays equal the steps without it"
-
-    return run
 
 
 @contextmanager
