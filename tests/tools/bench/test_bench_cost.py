@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fxamp.errors import OptionError
 from fxamp.tools.bench import command as bench
 from fxamp.tools.bench.cost import command, hooks, simulated_gpu
-from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kept, Kernel, Peak
+from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kernel, Peak
 from fxamp.tools.bench.cost.eager import EagerOps
 from fxamp.tools.bench.cost.program import fake_workload
 from fxamp.tools.bench.cost.rates import Rates
@@ -159,7 +159,7 @@ def test_forward_of_a_small_program_is_what_pen_and_paper_say(counted: dict[str,
     read = {access.bytes for access in product.reads}
     assert {ROWS * 2, WEIGHT * 2} <= read and moved(product.writes) == [(LOGITS * 2, "float16")]
     assert count.flops == {"float16": 2 * 64 * 128 * 32 * 3}  # forward, the gradients of rows and weight
-    assert (count.parameters, count.tensors, count.graphs) == (PARAMETERS, 3, 1)
+    assert count.graphs == 1
 
 
 @pytest.mark.parametrize("way", ["torch", "fxamp"])
@@ -298,7 +298,7 @@ def test_peak_lists_so_many_buffers_and_the_moment(
 def test_syncs_are_what_the_host_waits_for(counted: dict[str, Count]) -> None:
     assert {way: count.syncs for way, count in counted.items()} == {"torch": 0, "fxamp": 0, "clipped": 0}
     waits = [Kernel("forward", "eager", ops, (), ()) for ops in ("_local_scalar_dense", "copy to the host", "add")]
-    assert replace(counted["torch"], kernels=tuple(waits)).syncs == 2
+    assert replace(counted["torch"], kernels=waits).syncs == 2
     taken: list[Kernel] = []
     with FakeTensorMode(), EagerOps(taken.append):
         torch.ones(2, device="meta").add(1).to("cpu")
@@ -323,17 +323,15 @@ def test_estimate_takes_products_by_flops_and_the_rest_by_bytes() -> None:
 
 
 def _count(layers: int) -> Count:
-    kernels = (
+    kernels = [
         Kernel("forward", "triton", "add", (Access("a", 100, "float32"),), (Access("b", 100, "float16"),), ("n.py:3",)),
         Kernel("forward", "matmul", "mm", (Access("b", 10, "float16"),), ()),
         Kernel("step", "by hand", "AdamW", (Access("c", 100, "float32"),), (), launches=2),
-    )
-    values = (Kept(10, "float16", (5,), "mm", "head", "n.py:4"),)
-    buffers = tuple(
-        Buffer(size * layers, "float16", (5,), "kept", "forward", "mm", "head", "n.py:4") for size in (20, 10)
-    )
+    ]
+    values = [Buffer(10, "float16", (5,), "mm", "head", "n.py:4")]
+    buffers = tuple(Buffer(size * layers, "float16", (5,), "mm", "head", "n.py:4") for size in (20, 10))
     peak = Peak(30 * layers, "backward", 3, 9, "mm", "head", "n.py:4", buffers)
-    return Count(kernels * layers, {"float16": 50 * layers}, values * layers, 7, 2, 1, peak)
+    return Count(kernels * layers, {"float16": 50 * layers}, kept=values * layers, graphs=1, peak=peak)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.checks.exhaustive import exhaustive
 
 from fxamp.tools.bench.command import main
 from fxamp.tools.bench.cost import policies as module
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
+from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kernel, Peak
 from fxamp.tools.bench.cost.policies import Figures, figures
 from fxamp.tools.bench.cost.workload import Way, Workload
 
@@ -51,7 +51,9 @@ def test_one_process_counts_every_policy_and_torch_once_for_each_dtype(monkeypat
             processes[-1].append(name)
             size = moved[name] * workload.sizes["layers"]
             kernel = Kernel("forward", "triton", "add", (Access("a", size, "float32"),), ())
-            yield Count((kernel,), {}, (Kept(2 * size, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(3 * size))
+            yield Count(
+                [kernel], kept=[Buffer(2 * size, "float32", (1,), "add", "", "")], graphs=1, peak=Peak(3 * size)
+            )
 
     monkeypatch.setattr(module, "counts", counts)
     asked = ("cuda-bfloat16", "mps-float16", "cuda-float16", "cuda-bfloat16-fast")

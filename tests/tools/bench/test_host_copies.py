@@ -65,14 +65,14 @@ def order(count: Count, stage: str) -> str:
 
 def made_up(copied: int) -> Count:
     """A forward of 10 ms and a backward of 30, by the rates below, that copy this many bytes each."""
-    kernels = (
+    kernels = [
         Kernel("forward", "triton", "add", (Access("a", 10, "float32"),), ()),
         Kernel("forward", HOST_COPY, "fxamp.send_to_host.default", (Access("b", copied, "float32"),), ()),
         Kernel("backward", "triton", "add", (Access("c", 20, "float32"),), ()),
         Kernel("backward", HOST_COPY, "fxamp.take_from_host.default", (), (Access("d", copied, "float32"),)),
         Kernel("step", "by hand", "AdamW", (Access("e", 50, "float32"),), ()),
-    )
-    return Count(kernels, {"bfloat16": 10}, (), 1, 1, 1)
+    ]
+    return Count(kernels, {"bfloat16": 10})
 
 
 RATES = Rates(bandwidth=1e3, flops16=1e3, flops32=1e3, host=100)
@@ -90,9 +90,7 @@ def test_time_is_longer_by_what_no_other_kernel_hides(copied: int, waits: int) -
 
 def test_copies_extrapolate_over_layers() -> None:
     kernels = made_up(3).kernels
-    counts = [
-        Count(kernels * n, {"bfloat16": 10 * n}, (), 1, 1, 1, forward_flops={"bfloat16": 4 * n}) for n in (1, 2, 6)
-    ]
+    counts = [Count(kernels * n, {"bfloat16": 10 * n}, {"bfloat16": 4 * n}) for n in (1, 2, 6)]
     rows = [row("fxamp", "", count) for count in counts]
     assert extrapolated((1, 2), rows[:2], 6) == rows[2]
 

@@ -55,7 +55,7 @@ def test_machine_code_is_what_was_accepted(every: list[Subject], kernel: str, ar
     if not ACCEPTING and BUDGET["versions"] != versions():
         pytest.skip(f"the budget is for {BUDGET['versions']}, and here are {versions()}")
     devices = [device for device in DEVICES if device.arch == arch]
-    documents = [row.document() for row in rows([subject for subject in every if subject.name == kernel], devices)]
+    documents = [row.document() for subject in every if subject.name == kernel for row in rows(subject, devices)]
     counted = sorted(documents, key=_order)
     for row in counted:
         for other in counted:

@@ -13,7 +13,7 @@ from fxamp.tools.bench.cost.kernels import subjects as subjects_module
 from fxamp.tools.bench.cost.kernels.bound import bound
 from fxamp.tools.bench.cost.kernels.count import Count, count
 from fxamp.tools.bench.cost.kernels.devices import DEVICES, LOADED
-from fxamp.tools.bench.cost.kernels.instruction import Block, Instruction, Unit
+from fxamp.tools.bench.cost.kernels.instruction import Binary, Block, Instruction, Unit
 from fxamp.tools.bench.cost.kernels.sections import Section, by_section, sections
 from fxamp.tools.bench.cost.kernels.subjects import Program, Subject
 
@@ -68,7 +68,7 @@ def count_of(whole: Sequence[Instruction], once: Sequence[Instruction] = (), reg
     """A kernel that reads 16 bytes a lane and block, which are 4 elements of 4 bytes."""
     program = Program("kernel", TEXT, {}, 2, {"num_warps": 8}, block=1024)
     code = {Section.ONCE: tuple(once), Section.LOOP: (), Section.WHOLE: tuple(whole), Section.PART: ()}
-    return Count(program, 256, registers, 0, 0, 4.0, 16, code)
+    return Count(program, 256, Binary((), registers, 0, 0), 4.0, code)
 
 
 def test_memory_is_the_limit_of_a_plain_read() -> None:

@@ -14,7 +14,7 @@ from fxamp.errors import OptionError
 from fxamp.policy import Policy
 from fxamp.policy.model.site import KEPT
 from fxamp.tools.bench.command import main as bench
-from fxamp.tools.bench.cost.count import Access, Count, Kept, Kernel, Peak
+from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kernel, Peak
 from fxamp.tools.bench.cost.rates import Rates
 from fxamp.tools.bench.process import ContenderFailed
 from fxamp.tools.common.formatting import size
@@ -65,7 +65,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         rules = sum(rule.region == KEPT and rule.asks != "as-is" for rule in policy.rules)
         kernel = Kernel("forward", "triton", "add", (Access("a", 10_000_000 + 1000 * rules, "float32"),), ())
         peak = (form.batch or 128) * (4_000_000 - 100_000 * rules) // 128
-        return Count((kernel,), {}, (Kept(peak, "float32", (1,), "add", "", ""),), 1, 1, 1, Peak(peak))
+        return Count([kernel], kept=[Buffer(peak, "float32", (1,), "add", "", "")], graphs=1, peak=Peak(peak))
 
     def errors(self: Measuring, policy: Policy) -> list[float]:
         asked.append(policy)
@@ -240,7 +240,7 @@ def test_a_base_whose_step_launches_no_kernel_is_a_mistake(
     simulated: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Counting, "_ask", lambda *_: Count((), {}, (), 0, 0, 0, Peak(0)))
+    monkeypatch.setattr(Counting, "_ask", lambda *_: Count())
     status, out, err = run(capsys, "fit", model(tmp_path))
     assert (status, out) == (2, "") and "a step launches no kernel on a GPU; accepted:" in err
 

@@ -44,7 +44,7 @@ def speeds(device: str, parameters: int, rounds: int, gpu: Device | None) -> lis
         moved = round(subject.ideal * parameters)
         times = time_in_turn({"copy": _copied(moved, device), **work}, rounds)
         own = times["kernel"].median
-        counted = None if gpu is None else next(iter(rows([subject], [gpu]))).bound
+        counted = None if gpu is None else next(rows(subject, [gpu])).bound
         result.append(
             {
                 "kernel": subject.name,

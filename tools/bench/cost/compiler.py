@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import module_path
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Kept, Kernel, Peak
+from fxamp.tools.bench.cost.count import Buffer, Count
 from fxamp.tools.bench.cost.peak import peak
 from fxamp.torch_private import current_metadata
 from fxamp.torch_private.parts.functorch import config as functorch_config
@@ -25,19 +25,13 @@ class Counted:
     """The counts so far.
 
     ``texts``: the generated modules by stage, if requested. ``waiting``: what each forward saves whose backward has not
-    run. ``peak``: most bytes at once, these included. ``gradients``: most bytes that a backward returns.
+    run, which counts in the peak.
     """
 
     wants_text: bool = False
-    kernels: list[Kernel] = field(default_factory=list)
-    flops: dict[str, int] = field(default_factory=dict)
-    forward_flops: dict[str, int] = field(default_factory=dict)
-    kept: list[Kept] = field(default_factory=list)
+    count: Count = field(default_factory=Count)
     texts: list[tuple[str, str]] = field(default_factory=list)
-    graphs: int = 0
-    waiting: list[list[Kept]] = field(default_factory=list)
-    peak: Peak = field(default_factory=Peak)
-    gradients: int = 0
+    waiting: list[list[Buffer]] = field(default_factory=list)
 
 
 class _Scheduled(Exception):
@@ -69,11 +63,11 @@ def _counting_inner(counted: Counted, real: Callable[..., Any]) -> Callable[...,
         results = _results(gm)
         if stage == "backward":
             returned = sum(value.nbytes for value in results if isinstance(value, Tensor))
-            counted.gradients = max(counted.gradients, returned)
+            counted.count.gradients = max(counted.count.gradients, returned)
         if stage == "forward":
-            counted.graphs += 1
+            counted.count.graphs += 1
             values = _kept(gm)
-            counted.kept += values
+            counted.count.kept += values
 
         def scheduled(self: GraphLowering) -> Any:
             _count(self, stage, counted)
@@ -106,10 +100,10 @@ def _count(graph: GraphLowering, stage: str, counted: Counted) -> None:
     if stage == "backward" and counted.waiting:
         counted.waiting.pop()  # the backward's own peak has it
     highest = peak(graph, stage, [value for values in counted.waiting for value in values])
-    counted.peak = max(counted.peak, highest, key=lambda peak: peak.bytes)
-    counted.kernels += schedule.kernels(graph, stage)
+    counted.count.peak = max(counted.count.peak, highest, key=lambda peak: peak.bytes)
+    counted.count.kernels += schedule.kernels(graph, stage)
     for dtype, number in schedule.flops(cast(GraphModule, graph.module)).items():
-        for totals in (counted.flops, *([counted.forward_flops] if stage == "forward" else [])):
+        for totals in (counted.count.flops, *([counted.count.forward_flops] if stage == "forward" else [])):
             totals[dtype] = totals.get(dtype, 0) + number
     context = TracingContext.try_get()
     if stage == "forward" and context is not None and context.output_strides is not None:
@@ -149,17 +143,17 @@ def _like(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _kept(gm: GraphModule) -> list[Kept]:
+def _kept(gm: GraphModule) -> list[Buffer]:
     """Distinct storages of the GPU that the forward returns beyond its results, largest first."""
     metadata = current_metadata()
     if metadata is None:
         return []
     (output,) = gm.graph.find_nodes(op="output")
-    storages: dict[int, Kept] = {}
+    storages: dict[int, Buffer] = {}
     for node in output.args[0][metadata.num_forward_returns :]:
         value = node.meta.get("val") if isinstance(node, Node) and node.op != "placeholder" else None
         if isinstance(value, Tensor) and value.device.type != "cpu":
             dtype, storage = schedule.word(value.dtype), value.untyped_storage()
             where = module_path(node), schedule.source(node)
-            storages[storage._cdata] = Kept(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)
+            storages[storage._cdata] = Buffer(storage.nbytes(), dtype, tuple(value.shape), schedule.op(node), *where)
     return sorted(storages.values(), key=lambda value: -value.bytes)

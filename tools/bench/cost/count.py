@@ -1,10 +1,6 @@
 """The counts of a training step: plain values, which JSON can hold."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-
-#: The parts of a step, in order.
-STAGES = ("forward", "backward", "step")
 
 #: Kinds of kernels that multiply: their time is that of their FLOPs, not of their bytes.
 PRODUCTS = ("matmul", "convolution", "attention")
@@ -29,9 +25,10 @@ class Access:
 class Kernel:
     """One kernel of a step, or several launches of the same work.
 
-    ``stage``: of :data:`STAGES`. ``kind``: "triton", one of :data:`PRODUCTS`, "fxamp" (its gradient kernels),
-    :data:`HOST_COPY`, "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients of unused
-    results), "by hand" (not captured, but known). ``ops``: what it computes. ``sources``: ``file:line`` of the program.
+    ``stage``: "forward", "backward" or "step". ``kind``: "triton", one of :data:`PRODUCTS`, "fxamp" (its gradient
+    kernels), :data:`HOST_COPY`, "library" (any other of a graph), "eager" (outside of the graphs), "zeros" (gradients
+    of unused results), "by hand" (not captured, but known). ``ops``: what it computes. ``sources``: ``file:line`` of
+    the program.
     A copy to or from the host reads or writes the GPU's memory alone.
     """
 
@@ -49,33 +46,21 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One storage that the forward saves for the backward, and that is not an input of the forward."""
-
-    bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-    op: str
-    module: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Buffer:
-    """Memory that is in use at the peak.
+    """Memory that the forward keeps for the backward, or that is in use at the peak.
 
-    ``kind``: "kept" (by the forward for the backward), "result", "gradient" (a result of the backward), "temporary".
-    ``stage``: the one that makes it. ``source``: ``file:line`` of the program.
+    ``source``: ``file:line`` of the program. ``kind``: "kept" (for the backward), "result", "gradient" (a result of the
+    backward), "temporary". ``stage``: the one that makes it.
     """
 
     bytes: int
     dtype: str
     shape: tuple[int, ...]
-    kind: str
-    stage: str
     op: str
     module: str
     source: str
+    kind: str = "kept"
+    stage: str = "forward"
 
 
 @dataclass(frozen=True)
@@ -100,24 +85,22 @@ class Peak:
         return replace(self, buffers=self.buffers[:most])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Count:
     """One way of training, counted.
 
-    ``flops``: of products, by the dtype of their first operand; ``forward_flops``: those of forwards. ``parameters``,
-    ``tensors``: of the model. ``graphs``: compiled ones. ``peak``: the moment with most bytes of activations, gradients
-    and temporaries. ``gradients``: most bytes that the backward of a graph returns.
+    ``flops``: of products, by the dtype of their first operand; ``forward_flops``: those of forwards. ``kept``: the
+    storages that forwards save for the backward, without inputs. ``graphs``: compiled ones. ``peak``: the moment with
+    most bytes of activations, gradients and temporaries. ``gradients``: most bytes that a backward returns.
     """
 
-    kernels: tuple[Kernel, ...]
-    flops: Mapping[str, int]
-    kept: tuple[Kept, ...]
-    parameters: int
-    tensors: int
-    graphs: int
+    kernels: list[Kernel] = field(default_factory=list)
+    flops: dict[str, int] = field(default_factory=dict)
+    forward_flops: dict[str, int] = field(default_factory=dict)
+    kept: list[Buffer] = field(default_factory=list)
+    graphs: int = 0
     peak: Peak = Peak()
     gradients: int = 0
-    forward_flops: Mapping[str, int] = field(default_factory=dict)
 
     def bytes(self, stage: str) -> int:
         """Bytes that the kernels of ``stage`` move."""

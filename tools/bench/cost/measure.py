@@ -29,23 +29,14 @@ def measure(workload: Workload, way: Way, counted: Counted | None = None) -> Cou
     with compiling_for_gpu(), quiet(), _unrecorded(), fake_workload(workload, mode) as called:
         scaler = _scaler(way) if scaled else None
         compiled = _compiled(called.model, way, scaler)
-        with mode, as_unpadded_text(), counting(counted), EagerOps(counted.kernels.append) as eager:
+        with mode, as_unpadded_text(), counting(counted), EagerOps(counted.count.kernels.append) as eager:
             with _autocast(workload, way):
                 result = compiled(*called.args, **called.kwargs)
             eager.stage = "backward"
             losses = [loss if scaler is None else scaler.scale(loss) for loss in _losses(result)]
             torch.autograd.backward(losses, [torch.empty_like(loss) for loss in losses])
-    return Count(
-        kernels=(*counted.kernels, *step_kernels(workload, way, scaled, called.parameters)),
-        flops=counted.flops,
-        forward_flops=counted.forward_flops,
-        kept=tuple(counted.kept),
-        parameters=sum(p.numel() for p in called.parameters),
-        tensors=len(called.parameters),
-        graphs=counted.graphs,
-        peak=counted.peak,
-        gradients=counted.gradients,
-    )
+    counted.count.kernels += step_kernels(workload, way, scaled, called.parameters)
+    return counted.count
 
 
 def _losses(result: Any) -> list[Tensor]:

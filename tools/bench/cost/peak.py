@@ -17,7 +17,7 @@ from torch.fx import Node
 from fxamp.graph import module_path
 from fxamp.passes.backward.scale_backward import SCALE
 from fxamp.tools.bench.cost import schedule
-from fxamp.tools.bench.cost.count import Buffer, Kept, Peak
+from fxamp.tools.bench.cost.count import Buffer, Peak
 from fxamp.tools.bench.cost.schedule import Lowering, Scheduled
 from fxamp.torch_private import current_metadata, overwritten_buffers
 from fxamp.torch_private.parts.fx import OrderedSet
@@ -29,7 +29,7 @@ prims = torch.ops.prims
 Lifetime = Any
 
 
-def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
+def peak(graph: Lowering, stage: str, waiting: Sequence[Buffer]) -> Peak:
     """Return the peak of ``graph``, whose scheduler is made. ``waiting``: what other forwards keep meanwhile."""
     nodes, outputs = graph.scheduler.nodes, OrderedSet(graph.get_output_names())
     inputs = _kept_inputs(graph, outputs)
@@ -37,8 +37,7 @@ def peak(graph: Lowering, stage: str, waiting: Sequence[Kept]) -> Peak:
     in_use = _bytes_in_use(lifetimes, len(nodes))
     moment = max(range(len(nodes)), key=in_use.__getitem__, default=0)
     describe = _Descriptions(graph, stage)
-    buffers = [describe.buffer(lifetime) for lifetime in _in_use(lifetimes, moment)]
-    buffers += [Buffer(v.bytes, v.dtype, v.shape, "kept", "forward", v.op, v.module, v.source) for v in waiting]
+    buffers = [*(describe.buffer(lifetime) for lifetime in _in_use(lifetimes, moment)), *waiting]
     ops, module, source = describe.kernel(nodes[moment]) if nodes else ("", "", "")
     others = sum(value.bytes for value in waiting)
     largest_first = tuple(sorted(buffers, key=lambda buffer: -buffer.bytes))
@@ -140,7 +139,7 @@ class _Descriptions:
             kind, stage = self._kind(name), self._stage
         shape = tuple(map(int, value.get_size()))
         dtype = schedule.word(value.get_dtype())
-        return Buffer(int(lifetime.size_free), dtype, shape, kind, stage, *_place(origin))
+        return Buffer(int(lifetime.size_free), dtype, shape, *_place(origin), kind, stage)
 
     def kernel(self, node: Scheduled) -> tuple[str, str, str]:
         """Return the kernel's ops, and the module and the line of its last op."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fxamp.tools.bench.cost.count import Access, Count, Kernel
+from fxamp.tools.bench.cost.count import Access, Buffer, Count, Kernel
 from fxamp.tools.bench.cost.rates import Rates
 from fxamp.tools.bench.cost.row import Row
 from fxamp.tools.bench.report import drawn
@@ -86,17 +86,7 @@ def heaviest(count: Count, most: int, markdown: bool) -> str:
 def kept(count: Count, most: int, markdown: bool) -> str:
     """The largest tensors that the forward keeps for the backward."""
     ranked = sorted(count.kept, key=lambda value: -value.bytes)[:most]
-    cells = [
-        (
-            f"{value.bytes / _MB:.4g}",
-            value.dtype,
-            "x".join(map(str, value.shape)),
-            value.op,
-            value.module,
-            _short(value.source),
-        )
-        for value in ranked
-    ]
+    cells = [(*_size(value), *_origin(value)) for value in ranked]
     return drawn(cells, ("kept MB", "dtype", "shape", "op", "module", "from"), markdown)
 
 
@@ -104,25 +94,21 @@ def peak(count: Count, most: int, markdown: bool) -> str:
     """The moment of the peak, and the largest memory in use then."""
     moment = count.peak
     rest = moment.buffers[most:]
-    cells = [
-        (
-            f"{buffer.bytes / _MB:.4g}",
-            buffer.dtype,
-            "x".join(map(str, buffer.shape)),
-            buffer.kind,
-            buffer.stage,
-            buffer.op,
-            buffer.module,
-            _short(buffer.source),
-        )
-        for buffer in moment.buffers[:most]
-    ]
+    cells = [(*_size(buffer), buffer.kind, buffer.stage, *_origin(buffer)) for buffer in moment.buffers[:most]]
     if rest:
         cells.append((f"{sum(b.bytes for b in rest) / _MB:.4g}", "", "", "", "", f"{len(rest)} others", "", ""))
     place = " ".join(part for part in (moment.module and f"in {moment.module}", _short(moment.source)) if part)
     text = f"{moment.bytes / _MB:.4g} MB in the {moment.stage}, at kernel {moment.kernel} of {moment.kernels}: "
     headers = ("MB", "dtype", "shape", "kind", "of the", "op", "module", "from")
     return f"{text}{_cut(moment.ops)} {place}\n\n{drawn(cells, headers, markdown)}"
+
+
+def _size(buffer: Buffer) -> tuple[str, str, str]:
+    return f"{buffer.bytes / _MB:.4g}", buffer.dtype, "x".join(map(str, buffer.shape))
+
+
+def _origin(buffer: Buffer) -> tuple[str, str, str]:
+    return buffer.op, buffer.module, _short(buffer.source)
 
 
 def _operands(accesses: Sequence[Access]) -> str:

@@ -65,9 +65,9 @@ def _warps(count: Count, device: Device) -> int:
     """How many warps a multiprocessor holds, by registers, shared memory and its own limits; a program is whole."""
     lanes, grain = device.registers
     own = count.threads // device.wave
-    registers = max(grain, -(-count.registers // grain) * grain)
+    registers = max(grain, -(-count.binary.registers // grain) * grain)
     by_registers = 4 * (lanes // registers) // own
-    by_shared = device.shared // (count.shared + 1024) if count.shared else device.programs
+    by_shared = device.shared // (count.binary.shared + 1024) if count.binary.shared else device.programs
     return own * min(by_registers, by_shared, device.programs, device.warps // own)
 
 

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     with bar("counted", len(every) * len(devices), "kernel") as shown, so_far(lambda: table(documents, False)):
         for subject in every:
             say(f"{subject.name}, {'aligned' if subject.aligned else 'not aligned'} ...")
-            for row in rows([subject], devices):
+            for row in rows(subject, devices):
                 documents.append(row.document())
                 shown.update()
     document = {"version": 1, "versions": versions(), "rows": documents}

@@ -34,22 +34,21 @@ class Count:
     Attributes:
         program: the kernel.
         threads: of a program.
-        registers: of a thread.
-        shared: bytes of shared memory.
-        spills: instructions that move registers to or from the stack, or the stack's bytes if more.
+        binary: with its registers and shared memory.
         moved: bytes that it reads and writes per element; 0 for a kernel without elements.
-        widest: bytes of the widest access to memory within whole blocks.
         code: the instructions by section.
     """
 
     program: Program
     threads: int
-    registers: int
-    shared: int
-    spills: int
+    binary: Binary
     moved: float
-    widest: int
     code: Mapping[Section, tuple[Instruction, ...]]
+
+    @property
+    def widest(self) -> int:
+        """The bytes of the widest access to memory within whole blocks."""
+        return max((instruction.width for instruction in self.code[Section.WHOLE] if instruction.far), default=0)
 
     @property
     def elements(self) -> int:
@@ -100,14 +99,4 @@ def count(program: Program, arch: str) -> Count:
     lines = sections(program.text)
     code = by_section(binary.blocks, lines)
     moved = bytes_of_a_block(result.asm["ttgir"], lines) / program.block if program.block else 0.0
-    moving = [instruction.width for instruction in code[Section.WHOLE] if instruction.far]
-    return Count(
-        program,
-        int(program.options["num_warps"]) * TARGETS[arch].warp_size,
-        binary.registers,
-        binary.shared,
-        binary.spills,
-        moved,
-        max(moving, default=0),
-        code,
-    )
+    return Count(program, int(program.options["num_warps"]) * TARGETS[arch].warp_size, binary, moved, code)

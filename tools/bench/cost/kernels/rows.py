@@ -1,6 +1,6 @@
 """The counted kernels as rows, JSON and a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,8 @@ class Row:
             "ideal": round(self.subject.ideal, 3),
             "moved": round(own.moved, 3),
             "widest": own.widest,
-            "registers": own.registers,
-            "spills": own.spills,
+            "registers": own.binary.registers,
+            "spills": own.binary.spills,
             "warps": self.bound.warps if self.bound else None,
             "instructions": {unit.value: round(own.an_element(unit), 1) for unit in Unit},
             "once": {unit.value: own.once(unit) for unit in (Unit.FP64,)},
@@ -49,14 +49,14 @@ class Row:
         }
 
 
-def rows(subjects: Iterable[Subject], devices: Sequence[Device]) -> Iterable[Row]:
-    """Count each kernel for each device; devices of one architecture share its binary."""
-    for subject in subjects:
-        counts: dict[str, Count] = {}
-        for device in devices:
-            own = counts.get(device.arch) or count(subject.program(device.wave), device.arch)
-            counts[device.arch] = own
-            yield Row(subject, device, own, bound(own, device) if own.elements else None)
+def rows(subject: Subject, devices: Sequence[Device]) -> Iterator[Row]:
+    """Count a kernel for each device; devices of one architecture share its binary."""
+    counts: dict[str, Count] = {}
+    for device in devices:
+        if device.arch not in counts:
+            counts[device.arch] = count(subject.program(device.wave), device.arch)
+        own = counts[device.arch]
+        yield Row(subject, device, own, bound(own, device) if own.elements else None)
 
 
 def table(documents: Sequence[dict[str, Any]], markdown: bool) -> str:
