@@ -14,25 +14,35 @@ MODULES = frozenset(
     {"torch", "operator", "_operator", "math", "builtins", "fx_pytree", "pytree", "triton", "einops", "fxamp"}
 )
 
-_BINARY = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-    ast.BitAnd: "and_",
-    ast.BitOr: "or_",
-    ast.BitXor: "xor",
+#: The functions of module ``operator`` that expressions stand for, by the class of their operator in ``ast``.
+OPERATORS = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mult": "mul",
+    "Div": "truediv",
+    "FloorDiv": "floordiv",
+    "Mod": "mod",
+    "Pow": "pow",
+    "MatMult": "matmul",
+    "LShift": "lshift",
+    "RShift": "rshift",
+    "BitAnd": "and_",
+    "BitOr": "or_",
+    "BitXor": "xor",
+    "USub": "neg",
+    "UAdd": "pos",
+    "Invert": "invert",
+    "Not": "not_",
+    "Eq": "eq",
+    "NotEq": "ne",
+    "Lt": "lt",
+    "LtE": "le",
+    "Gt": "gt",
+    "GtE": "ge",
+    "Is": "is_",
+    "IsNot": "is_not",
 }
-_COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is_"}
 _BUILTINS = frozenset(dir(builtins))
-_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert", ast.Not: "not_"}
-
 
 #: Syntax without names to read.
 _LEAVES = (ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
@@ -52,17 +62,13 @@ def classify(value: ast.expr, nodes: Mapping[str, str]) -> tuple[str, str]:
 
 def operator_name(value: ast.AST) -> str:
     """Return ``"operator.add"`` for ``x + y`` and ``x += y``, and so on; else the kind of expression."""
-    name: str | None = None
     if isinstance(value, ast.Subscript):
-        name = "getitem"
-    elif isinstance(value, ast.BinOp):
-        name = _BINARY.get(type(value.op))
-    elif isinstance(value, ast.AugAssign):
-        name = "i" + _BINARY[type(value.op)].rstrip("_")
-    elif isinstance(value, ast.Compare) and len(value.ops) == 1:
-        name = _COMPARE.get(type(value.ops[0]))
-    elif isinstance(value, ast.UnaryOp):
-        name = _UNARY.get(type(value.op))
+        return "operator.getitem"
+    compared = value.ops if isinstance(value, ast.Compare) else ()
+    operation = compared[0] if len(compared) == 1 else getattr(value, "op", None)
+    name = OPERATORS.get(type(operation).__name__)
+    if name and isinstance(value, ast.AugAssign):
+        name = f"i{name.rstrip('_')}"
     return f"operator.{name}" if name else f"python.{type(value).__name__}"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fxamp.devices import DEVICES
+from fxamp.graph_text.calls import dotted
 from fxamp.tools.inputs import trusted
 
 _CONSTANTS: Mapping[str, Any] = {
@@ -105,7 +106,7 @@ class Reader:
         return self._graph.create_node("call_function", function, args, {}, name)
 
     def _read_attribute(self, tree: ast.Attribute, name: str) -> Node:
-        path = _path(tree)
+        path = dotted(tree)
         if path is not None and path.startswith("self."):
             return self._attribute(path.removeprefix("self."))
         if tree.attr not in trusted.ATTRIBUTES:
@@ -113,7 +114,7 @@ class Reader:
         return self._graph.create_node("call_function", getattr, (self._argument(tree.value), tree.attr), {}, name)
 
     def _called(self, tree: ast.Call, name: str) -> Node:
-        path = _path(tree.func)
+        path = dotted(tree.func)
         if path is not None and path.startswith("self."):
             raise Unreadable(f"{path} calls a module, whose content the text does not hold")
         method = isinstance(tree.func, ast.Attribute) and (path is None or path.partition(".")[0] in self.names)
@@ -176,7 +177,7 @@ class Reader:
         return self._constant(tree)
 
     def _constant(self, tree: ast.expr) -> Any:
-        path = _path(tree)
+        path = dotted(tree)
         if path is not None:
             return self._named(path)
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
@@ -205,7 +206,7 @@ class Reader:
 
     def _made(self, tree: ast.Call) -> Any:
         """``device(type='cuda')``, ``slice(None, 1, None)``, ``torch.Size([2])``, ``float('inf')``."""
-        path = _path(tree.func)
+        path = dotted(tree.func)
         args, kwargs = self._arguments(tree)
         if path in ("device", "torch.device"):
             return _CPU
@@ -239,12 +240,3 @@ def _statement(text: str) -> ast.stmt | ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"{text[:80]!r} is not Python") from error
     return statement.value if isinstance(statement, ast.Expr) else statement
-
-
-def _path(tree: ast.expr) -> str | None:
-    """Return ``a.b.c`` as text, or None for anything else."""
-    parts = []
-    while isinstance(tree, ast.Attribute):
-        parts.append(tree.attr)
-        tree = tree.value
-    return ".".join([tree.id, *reversed(parts)]) if isinstance(tree, ast.Name) else None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
+from fxamp.graph_text.calls import OPERATORS
 from fxamp.torch_private.parts.functorch import predispatch
 
 
@@ -88,34 +89,8 @@ ATTRIBUTES = _words(
     "requires_grad shape"
 )
 
-#: The functions of in-place and comparison expressions, by the class of their ``ast`` operator.
-EXPRESSIONS: Mapping[str, Callable[..., Any]] = {
-    "Add": operator.add,
-    "Sub": operator.sub,
-    "Mult": operator.mul,
-    "Div": operator.truediv,
-    "FloorDiv": operator.floordiv,
-    "Mod": operator.mod,
-    "Pow": operator.pow,
-    "MatMult": operator.matmul,
-    "BitAnd": operator.and_,
-    "BitOr": operator.or_,
-    "BitXor": operator.xor,
-    "LShift": operator.lshift,
-    "RShift": operator.rshift,
-    "USub": operator.neg,
-    "UAdd": operator.pos,
-    "Invert": operator.invert,
-    "Not": operator.not_,
-    "Eq": operator.eq,
-    "NotEq": operator.ne,
-    "Lt": operator.lt,
-    "LtE": operator.le,
-    "Gt": operator.gt,
-    "GtE": operator.ge,
-    "Is": operator.is_,
-    "IsNot": operator.is_not,
-}
+#: The functions that expressions stand for, by the class of their ``ast`` operator.
+EXPRESSIONS: Mapping[str, Callable[..., Any]] = {kind: getattr(operator, name) for kind, name in OPERATORS.items()}
 
 
 def function(path: str) -> Callable[..., Any] | None:
