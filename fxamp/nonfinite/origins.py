@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, isnan, nan
 
+from fxamp.graph.walk import reached
 from fxamp.nonfinite.flow import Flow, Kind, Value
 
 
@@ -120,19 +121,8 @@ class Readings:
 
     def origin(self) -> int | None:
         """Return the position of the first value in program order that is to blame (2 to 4); None without alarm."""
-        origins: set[int] = set()
-        seen: set[int] = set()
-        left = self.alarms()
-        while left:
-            at = left.pop()
-            if at in seen:
-                continue
-            seen.add(at)
-            causes = self._causes(at)
-            left += causes
-            if not causes:
-                origins.add(self._named_value(at))
-        return min(origins, default=None)
+        wrong = reached(self.alarms(), self._causes)
+        return min((self._named_value(at) for at in wrong if not self._causes(at)), default=None)
 
     def reached_from(self, origin: int) -> list[int]:
         """Return the values made of ``origin`` that are not finite, in program order."""
@@ -156,17 +146,14 @@ class Readings:
 
     def _named_value(self, at: int) -> int:
         """Return the input to name instead of the op at ``at`` (4), or ``at``."""
-        value = self.flow.values[at]
-        if value.op in MASKED:
+        if self.flow.values[at].op in MASKED:
             return at
-        left, seen = [source for source in value.inputs if self.intended[source]], set()
-        while left:
-            source = left.pop()
-            if self.flow.values[source].kind is Kind.INPUT:
-                return source
-            seen.add(source)
-            left += [below for below in self.flow.values[source].inputs if self.intended[below] and below not in seen]
-        return at
+
+        def intended(place: int) -> list[int]:
+            return [source for source in self.flow.values[place].inputs if self.intended[source]]
+
+        sources = reached(intended(at), intended)
+        return next((source for source in sources if self.flow.values[source].kind is Kind.INPUT), at)
 
 
 def _state(number: float, limit: float) -> State:

@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
+from fxamp.graph.walk import reached
 from fxamp.passes.shared.realize import RealizeStrides, can_be_realized
 
 _ADD = torch.ops.aten.add.Tensor
@@ -48,9 +49,8 @@ def _is_large_sum(node: Node) -> bool:
 
 def _additions(node: Node) -> int:
     """Count the additions that lead to the sum ``node``, itself included; others only if nothing else reads them."""
-    counted, waiting = 0, [node]
-    while waiting:
-        addition = waiting.pop()
-        counted += 1
-        waiting += [arg for arg in addition.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
-    return counted
+
+    def added(addition: Node) -> list[Node]:
+        return [arg for arg in addition.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
+
+    return len([*reached([node], added)])

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxamp.graph import INSERTED, AliasSets, argument, is_pure, tensor_value
+from fxamp.graph.walk import reached
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
 
 aten = torch.ops.aten
@@ -49,11 +50,11 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
     between = _nodes_between(first, loss)
     if any(node.target is torch._C._set_grad_enabled for node in between):
         return "gradients are switched on or off between it and the logsumexp of its logits"
-    needed, pending = set[Node](), [node for node in operands if node in between]
-    while pending:
-        node = pending.pop()
-        needed.add(node)
-        pending += [source for source in node.all_input_nodes if source in between and source not in needed]
+
+    def inside(nodes: Iterable[Node]) -> list[Node]:
+        return [node for node in nodes if node in between]
+
+    needed = {*reached(inside(operands), lambda node: inside(node.all_input_nodes))}
     aliases = AliasSets(loss.graph) if needed else None
     fixed = [node for node in needed if node is first or not is_pure(node) or (aliases and aliases.mutated(node))]
     if fixed:

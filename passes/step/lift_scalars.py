@@ -21,6 +21,7 @@ from torch import SymFloat
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, first_computation
+from fxamp.graph.walk import reached
 from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
@@ -104,14 +105,9 @@ def liftable(gm: GraphModule) -> bool:
 
 def unliftable_inputs(gm: GraphModule) -> frozenset[int]:
     """Return the indices of the symbolic float inputs, among such inputs, that reach an unsupported op."""
-    reached, stack = set(), _unknown(gm)
-    while stack:
-        node = stack.pop()
-        if node not in reached:
-            reached.add(node)
-            stack += [source for source in node.all_input_nodes if _is_scalar(source)]
+    reaching = {*reached(_unknown(gm), lambda node: filter(_is_scalar, node.all_input_nodes))}
     inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _is_scalar(node)]
-    return frozenset(at for at, node in enumerate(inputs) if node in reached)
+    return frozenset(at for at, node in enumerate(inputs) if node in reaching)
 
 
 def reads_on_host(gm: GraphModule) -> bool:

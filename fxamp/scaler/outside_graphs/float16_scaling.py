@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fxamp.errors import UnscaledError
+from fxamp.graph.walk import reached
 from fxamp.scaler.outside_graphs.borders import (
     Border,
     border_of,
@@ -96,16 +97,11 @@ def _prepare_nodes(root: Node, scaler: BackwardScaler) -> None:
 
 def require_no_graphs(loss: Tensor, scaler: BackwardScaler) -> None:
     """Raise UnscaledError if gradients of ``loss`` would enter graphs, while no graph was compiled with ``scaler``."""
-    stack = [] if loss.grad_fn is None else [loss.grad_fn]
-    nodes = {*stack}
-    while stack:
-        node = stack.pop()
+    roots = [] if loss.grad_fn is None else [loss.grad_fn]
+    for node in reached(roots, lambda node: inner_nodes(node.next_functions)):
         border = border_of(node)
         if border is not None:
             raise _of_another(scaler, border)
-        new = set(inner_nodes(node.next_functions)) - nodes
-        nodes |= new
-        stack += new
 
 
 def _of_another(scaler: BackwardScaler, border: Border) -> UnscaledError:

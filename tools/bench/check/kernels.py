@@ -17,6 +17,7 @@ from fxamp.tools.bench.check.yardstick import relative_error, require_as_exact
 
 SHAPES = ((1000, 37), (4099,), (3, 5), (1,), (64, 128))
 _STEPS = 5
+_Wrap = Callable[[torch.optim.Optimizer], object]
 _OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
     "AdamW": {"lr": 1e-2, "weight_decay": 0.1},
@@ -87,13 +88,17 @@ def _update(device: str) -> str:
 
 
 def _trained(
-    device: str, name: str, seed: int, dtype: torch.dtype, wrap: Callable[..., Any], clip: float | None = None
+    device: str, name: str, seed: int, dtype: torch.dtype, wrap: _Wrap | None = None, clip: float | None = None
 ) -> dict[str, Tensor]:
-    """Return weights after some steps on gradients that the seed gives; ``clip``: torch clips them first."""
+    """Return weights after some steps on gradients that the seed gives; ``clip``: torch clips them first.
+
+    ``wrap`` changes how the optimizer steps.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in SHAPES]
     optimizer = getattr(torch.optim, name)(parameters, **_OPTIMIZERS[name], foreach=False)
-    wrap(optimizer)
+    if wrap is not None:
+        wrap(optimizer)
     for _ in range(_STEPS):
         for parameter, gradient in zip(parameters, _gradients(generator, device, dtype), strict=True):
             parameter.grad = gradient
@@ -104,23 +109,19 @@ def _trained(
 
 
 def _compared(
-    device: str, name: str, wrap: Callable[..., Any], yardstick: Callable[..., Any], draws: int = DRAWS, **torchs: Any
+    device: str, name: str, wrap: _Wrap, yardstick: _Wrap | None = None, draws: int = DRAWS, clip: float | None = None
 ) -> str:
+    """Compare the step by ``wrap`` with the ``yardstick``, by default torch's own, which clips to ``clip``."""
     errors: tuple[list[float], list[float]] = ([], [])
     for seed in range(draws):
-        true = _trained("cpu", name, seed, torch.float64, lambda o: o, **torchs)
+        true = _trained("cpu", name, seed, torch.float64, clip=clip)
         errors[0].append(relative_error(_trained(device, name, seed, torch.float32, wrap), true))
-        own = {} if yardstick is not _plain else torchs
-        errors[1].append(relative_error(_trained(device, name, seed, torch.float32, yardstick, **own), true))
+        errors[1].append(relative_error(_trained(device, name, seed, torch.float32, yardstick, clip), true))
     return require_as_exact(*errors)
 
 
-def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    return optimizer
-
-
 def _step(device: str, name: str, clip_norm: float | None = None) -> str:
-    text = _compared(device, name, lambda o: fxamp.compile_optimizer(o, clip_norm=clip_norm), _plain, clip=clip_norm)
+    text = _compared(device, name, partial(fxamp.compile_optimizer, clip_norm=clip_norm), clip=clip_norm)
     return text.replace("the yardstick", "torch")
 
 

@@ -79,7 +79,7 @@ def _cell(comparison: Comparison, contender: Measured) -> str:
     if contender.name == comparison.baseline:
         memory, error = (value_of(contender, name) for name in _NUMBERS)
         shown = (MISSING if memory is None else size(memory), MISSING if error is None else f"{error:.1e}")
-        return " / ".join((f"{milliseconds(comparison, contender)} ms", *shown))
+        return " / ".join((f"{milliseconds(contender.seconds)} ms", *shown))
     ratios = (time.spread.median, *(comparison.ratio(contender, name) for name in _NUMBERS))
     return " / ".join(MISSING if ratio is None else f"{ratio:.2f}" for ratio in ratios)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from fxamp.tools.bench.report import Report, drawn
-from fxamp.tools.bench.train.result import Comparison, Measured, value_of
+from fxamp.tools.bench.train.result import Comparison, Measured, Ratio, value_of
 from fxamp.tools.common.interrupt import SoFar
 from fxamp.tools.common.machine import QUIET
 
@@ -93,31 +93,20 @@ def busy(comparison: Comparison) -> list[str]:
     return [f"The machine was busy: its load was {before:.1f} before the first start."] if before > QUIET else []
 
 
-def _time_ratio(comparison: Comparison, contender: Measured) -> str:
-    ratio = comparison.time_ratio(contender)
-    return MISSING if ratio is None else str(ratio.spread)
+def _time_ratio(show: Callable[[Ratio], str], name: str = "seconds") -> _Cell:
+    def cell(comparison: Comparison, contender: Measured) -> str:
+        ratio = comparison.time_ratio(contender, name)
+        return MISSING if ratio is None else show(ratio)
 
-
-def _cpu_ratio(comparison: Comparison, contender: Measured) -> str:
-    ratio = comparison.time_ratio(contender, "cpu_seconds")
-    return MISSING if ratio is None else f"{ratio.spread.median:.2f}"
-
-
-def _starts(comparison: Comparison, contender: Measured) -> str:
-    ratio = comparison.time_ratio(contender)
-    return MISSING if ratio is None else " ".join(f"{start:.2f}" for start in ratio.starts)
-
-
-def milliseconds(comparison: Comparison, contender: Measured) -> str:
-    """Return the time of a step."""
-    return _median(contender.seconds)
+    return cell
 
 
 def _host(comparison: Comparison, contender: Measured) -> str:
-    return _median(contender.host_seconds) if comparison.experiment.device == "cuda" else MISSING
+    return milliseconds(contender.host_seconds) if comparison.experiment.device == "cuda" else MISSING
 
 
-def _median(seconds: Sequence[Sequence[float]]) -> str:
+def milliseconds(seconds: Sequence[Sequence[float]]) -> str:
+    """Return the median of the times of steps, by start and round."""
     every = [*chain.from_iterable(seconds)]
     if not every:
         return MISSING
@@ -167,10 +156,10 @@ def size(count: float) -> str:
 _seconds, _count, _error = "{:.1f} s".format, "{:g}".format, "{:.1e}".format
 
 _STEP: dict[str, _Cell] = {
-    "step, ms": milliseconds,
-    "ratio": _time_ratio,
-    "per start": _starts,
-    "CPU time": _cpu_ratio,
+    "step, ms": lambda _, own: milliseconds(own.seconds),
+    "ratio": _time_ratio(lambda ratio: str(ratio.spread)),
+    "per start": _time_ratio(lambda ratio: " ".join(f"{start:.2f}" for start in ratio.starts)),
+    "CPU time": _time_ratio(lambda ratio: f"{ratio.spread.median:.2f}", "cpu_seconds"),
     "host, ms": _host,
     "peak memory": _ratio("memory_peak", size),
     "step only": _ratio("memory_step", size),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
+from fxamp.graph.walk import reached
 from fxamp.tools.bench.cost.kernels.instruction import Block, Instruction
 
 _ACCESS = re.compile(r"= \w+\.(?:buffer_)?load |^\s*\w+\.(?:buffer_)?store ")
@@ -79,24 +80,12 @@ def _section(instructions: Sequence[Instruction], lines: Mapping[int, Section]) 
 def _looping(blocks: Sequence[Block]) -> set[int]:
     """Return the indices of blocks that can run again after they have run."""
     places = {block.label: at for at, block in enumerate(blocks) if block.label}
-    following = [
-        [place for place in (places.get(block.jump), at + 1 if block.falls else None) if place is not None]
-        for at, block in enumerate(blocks)
-    ]
-    return {at for at in range(len(blocks)) if at in _reached(at, following)}
 
+    def following(at: int) -> list[int]:
+        jump = [places[blocks[at].jump]] if blocks[at].jump in places else []
+        return [*jump, at + 1] if blocks[at].falls and at + 1 < len(blocks) else jump
 
-def _reached(start: int, following: Sequence[Sequence[int]]) -> set[int]:
-    """Return the blocks that run after ``start``; ``following``: those that may come next after each."""
-    reached: set[int] = set()
-    waiting = [start]
-    while waiting:
-        at = waiting.pop()
-        for place in following[at] if at < len(following) else ():
-            if place not in reached:
-                reached.add(place)
-                waiting.append(place)
-    return reached
+    return {at for at in range(len(blocks)) if at in reached(following(at), following)}
 
 
 def bytes_of_a_block(ttgir: str, lines: Mapping[int, Section]) -> int:
