@@ -13,10 +13,9 @@ from torch import SymFloat, SymInt, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.optim.errors import NotCompilableError
-from fxamp.optim.reading.layout import Layout
+from fxamp.optim.reading.layout import OTHER, Layout
 from fxamp.optim.tracing.trace import ops_on_lists, run_once, run_without_values
 
-COUPLED = -1
 SIZES = "sizes"
 
 
@@ -34,44 +33,24 @@ def ops_by_parameter(
     recorder = run_without_values(tensors, lambda fakes: _recorded(optimizer, layout, fakes))
     result: list[Hashable | None] = []
     for at, (parameter, gradient) in enumerate(zip(tensors, layout.gradients, strict=False)):
-        free = gradient is not None and not {at, COUPLED} & recorder.coupled
+        free = gradient is not None and not {at, OTHER} & recorder.coupled
         result.append(_shapeless(tuple(recorder.ops.get(at, [])), tuple(parameter.shape)) if free else None)
     return result
 
 
 def _recorded(optimizer: torch.optim.Optimizer, layout: Layout, tensors: list[Tensor]) -> "_Recorder":
-    recorder = _Recorder(_owned(layout, tensors))
+    owned = zip(tensors, layout.roles(), strict=True)
+    recorder = _Recorder({id(tensor): (tensor, at, (name, tensor.dtype)) for tensor, (at, name) in owned})
     with recorder:
         run_once(optimizer, layout, tensors, layout.floats())
     return recorder
 
 
-def _owned(layout: Layout, fakes: Sequence[Tensor]) -> dict[int, tuple[Tensor, int | None, Hashable]]:
-    """Return, by id, each input, the parameter that it belongs to (None for an input of all), and its name."""
-    remaining = iter(fakes)
-    owned: dict[int, tuple[Tensor, int | None, Hashable]] = {}
-
-    def note(owner: int | None, name: Hashable) -> None:
-        tensor = next(remaining)
-        owned[id(tensor)] = (tensor, owner, (name, tensor.dtype))
-
-    for at in range(len(layout.parameters)):
-        note(at, "parameter")
-    for at, gradient in enumerate(layout.gradients):
-        if gradient is not None:
-            note(at, "gradient")
-    for at in range(len(layout.setting_tensors())):
-        note(None, ("setting", at))
-    positions = {id(parameter): at for at, parameter in enumerate(layout.parameters)}
-    for owner, entry in layout.state.items():
-        for name, value in entry.items():
-            if isinstance(value, Tensor):
-                note(positions.get(id(owner), COUPLED), name)
-    return owned
-
-
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the ops by the parameter that their inputs belong to."""
+    """Records the ops by the parameter that their inputs belong to.
+
+    ``owned``: by id, each input, the position of its parameter, and its name, as in :meth:`Layout.roles`.
+    """
 
     def __init__(self, owned: dict[int, tuple[Tensor, int | None, Hashable]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +83,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._read[item.node.expr] = (owner, name)
         if owner is None and func._schema.is_mutable:
             # A value that belongs to no single parameter changes, so later reads of it depend on the order of ops.
-            self.coupled.add(COUPLED)
+            self.coupled.add(OTHER)
         return result
 
     def _token(self, value: Any, owners: set[int]) -> Hashable:

@@ -14,6 +14,9 @@ from fxamp.optim.reading.fingerprint import fingerprint, own_attributes, setting
 from fxamp.optim.reading.reachable import require_no_identities
 from fxamp.optim.shards import WHOLE, is_dtensor, is_stored, joined, laid_out_alike, local, settle_gradient, spread_of
 
+OTHER = -1
+"""In the place of a parameter's position: state that belongs to no parameter."""
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -145,20 +148,30 @@ class Layout:
         """Return all tensor inputs of the step, in the compiled step's order."""
         return [*self.parameters, *self.active(), *self.setting_tensors(), *self.state_tensors()]
 
+    def roles(self) -> list[tuple[int | None, Hashable]]:
+        """Return, for each of :meth:`tensors`, the position of its parameter, and its name.
+
+        The position is None for the settings, which belong to all, and :data:`OTHER` for state under other keys.
+        """
+        positions = self._positions()
+        return [
+            *((at, "parameter") for at in range(len(self.parameters))),
+            *((at, "gradient") for at, gradient in enumerate(self.gradients) if gradient is not None),
+            *((None, f"setting{at}") for at in range(len(self.setting_tensors()))),
+            *(
+                (positions.get(id(owner), OTHER), name)
+                for owner, entry in self.state.items()
+                for name, value in entry.items()
+                if isinstance(value, Tensor)
+            ),
+        ]
+
     def places(self) -> list[list[int]]:
         """Return, for each parameter, the indices in :meth:`tensors` of the tensors of ``only((position,))``."""
-        at, count = iter(range(len(self.tensors()))), len(self.parameters)
-        own = [[next(at)] for _ in range(count)]
-        for place, gradient in zip(own, self.gradients, strict=True):
-            place += [] if gradient is None else [next(at)]
-        settings = [next(at) for _ in self.setting_tensors()]
-        positions = self._positions()
-        state: list[list[int]] = [[] for _ in range(count)]
-        for owner, entry in self.state.items():
-            own_state = [next(at) for value in entry.values() if isinstance(value, Tensor)]
-            if id(owner) in positions:
-                state[positions[id(owner)]] += own_state
-        return [place + settings + own_state for place, own_state in zip(own, state, strict=True)]
+        own: dict[int | None, list[int]] = {at: [] for at in (None, OTHER, *range(len(self.parameters)))}
+        for place, (at, _) in enumerate(self.roles()):
+            own[at].append(place)
+        return [sorted([*own[None], *own[at]]) for at in range(len(self.parameters))]
 
     def key(self) -> Hashable:
         """Return everything that a trace of the step depends on, except the values of floats."""

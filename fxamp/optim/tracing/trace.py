@@ -282,9 +282,7 @@ def _describe(gm: GraphModule, layout: Layout, values: Sequence[Any]) -> None:
         for user in [user for user in node.users if is_mutable(user) and _is_unchanged(user.args[1], node)]:
             gm.graph.erase_node(user)
     gm.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or is_mutable(node))
-    settings = [f"setting{at}" for at in range(len(layout.setting_tensors()))]
-    state = [str(name) for entry in layout.state.values() for name, v in entry.items() if isinstance(v, Tensor)]
-    roles = ["parameter"] * start + ["gradient"] * (end - start) + settings + state
+    roles = [str(name) for _, name in layout.roles()]
     for at, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), values, strict=True)):
         node.meta["val"] = value
         node.meta[ROLE] = roles[at] if at < len(roles) else "number"
