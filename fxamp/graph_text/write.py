@@ -41,8 +41,9 @@ def _class(listing: Listing, name: str, indent: str) -> Iterator[str]:
     body = indent + _INDENT
     yield f"{indent}class {name}(torch.nn.Module):"
     for entry in inputs:
-        fields = [("input", entry.name), *_entry_fields(entry)] if _annotated(entry) else []
-        yield from [body + write_comment(fields)] if fields else []
+        fields = list(_entry_fields(entry))
+        if any(value for _, value in fields):
+            yield body + write_comment([("input", entry.name), *fields])
     yield f"{body}def forward({', '.join(['self', *map(_parameter, inputs)])}):"
     for entry in listing.entries:
         if entry.kind != "placeholder":
@@ -70,10 +71,6 @@ def _statement(entry: Entry) -> Iterator[str]:
         yield f"return {entry.call}"
         return
     yield f"{_parameter(entry)} = {entry.call}"
-
-
-def _annotated(entry: Entry) -> bool:
-    return any(value for _, value in _entry_fields(entry))
 
 
 def _annotation(entry: Entry) -> str:

@@ -160,8 +160,5 @@ def _codes(compiled: Any) -> Iterator[CodeType]:
     classes = {
         kind for _, module in submodules(compiled) for kind in type(module).__mro__ if kind is not torch.nn.Module
     }
-    return _code_of(value for kind in classes for value in vars(kind).values())
-
-
-def _code_of(values: Iterable[Any]) -> Iterator[CodeType]:
-    return (value.__code__ for value in values if isinstance(getattr(value, "__code__", None), CodeType))
+    codes = (getattr(value, "__code__", None) for kind in classes for value in vars(kind).values())
+    return (code for code in codes if isinstance(code, CodeType))

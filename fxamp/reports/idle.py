@@ -71,10 +71,6 @@ def _rest_without_casts(compiled: Any) -> str:
     return ended[0].record.ended
 
 
-def _is_warned(compiled: object) -> bool:
-    return id(compiled) in _warned and _warned[id(compiled)]() is compiled
-
-
 on_each_compilation(lambda *_: None, _warn_of_skip)
 
 
@@ -148,9 +144,10 @@ def warn_of(compiled: Any) -> None:
 
 
 def _warn(compiled: Any, message: str, reason: str) -> None:
-    if not _is_warned(original(compiled)):
-        _warned[id(original(compiled))] = weakref.ref(original(compiled))
-        log.warning(message, _name(compiled), reason)
+    own = original(compiled)
+    if id(own) not in _warned or _warned[id(own)]() is not own:
+        _warned[id(own)] = weakref.ref(own)
+        log.warning(message, getattr(compiled, "__qualname__", None) or type(own).__name__, reason)
 
 
 def _reason(compiled: torch.nn.Module) -> str:
@@ -186,7 +183,3 @@ def _reason(compiled: torch.nn.Module) -> str:
 def _entry(module: Any) -> Any:
     """Return the callable that torch.compile made of the module's forward, if any."""
     return module if isinstance(module, torch._dynamo.OptimizedModule) else vars(module).get("_compiled_call_impl")
-
-
-def _name(compiled: Any) -> str:
-    return getattr(compiled, "__qualname__", None) or type(original(compiled)).__name__

@@ -32,6 +32,10 @@ def remember(record: GraphRecord, under_autocast: bool) -> Runs:
     return graph
 
 
+def _known() -> list[Runs]:
+    return [graph for graph in _graphs if graph is not None]
+
+
 def _keep_as(number: int) -> Callable[[Runs], None]:
     graphs, following = _graphs, _following  # at exit, Python deletes the module's names before the last models
 
@@ -60,12 +64,12 @@ def follows_autocast(caller: object, parameters: Sequence[torch.Tensor] = ()) ->
 
 
 def _follows(caller: object) -> bool:
-    own = [graph for graph in _graphs if graph is not None and graph.ran_for(caller)]
+    own = [graph for graph in _known() if graph.ran_for(caller)]
     return any(graph.ran_for(caller) or any(map(graph.reads_any_of, own)) for graph in _under_autocast())
 
 
 def _under_autocast() -> list[Runs]:
-    return [graph for graph in _graphs if graph is not None and graph.under_autocast]
+    return [graph for graph in _known() if graph.under_autocast]
 
 
 def forget_autocast() -> None:
@@ -98,28 +102,27 @@ def records_of(compiled: Any) -> list[GraphRecord]:
 
 def graphs_of_function(place: Place) -> list[Runs]:
     """Return the graphs that Dynamo made of the function at ``place``."""
-    return [graph for graph in _graphs if graph is not None and graph.function == place]
+    return [graph for graph in _known() if graph.function == place]
 
 
 def graphs_that_ended(how: str) -> list[Runs]:
     """Return the graphs whose break's reason ends with ``how``."""
-    return [graph for graph in _graphs if graph is not None and graph.record.ended.endswith(how)]
+    return [graph for graph in _known() if graph.record.ended.endswith(how)]
 
 
 def runs_for_any(parameters: Iterable[torch.Tensor]) -> bool:
     """Whether a graph read one of ``parameters``."""
     read = list(parameters)
-    return any(graph.reads_any(read) for graph in _graphs if graph is not None)
+    return any(graph.reads_any(read) for graph in _known())
 
 
 def all_ran() -> bool:
     """Whether a graph ran for every call of torch.compile with fxamp since Dynamo was last reset; False if unknown."""
     backends = backends_of_compiles()
-    return backends is not None and all(map(_ran, filter(is_fxamp, backends)))
-
-
-def _ran(backend: object) -> bool:
-    return any(graph.ran_through(backend) for graph in _graphs if graph is not None)
+    known = _known()
+    return backends is not None and all(
+        any(graph.ran_through(backend) for graph in known) for backend in filter(is_fxamp, backends)
+    )
 
 
 def outside(compiled: Any) -> list[str]:
@@ -134,4 +137,4 @@ def outside(compiled: Any) -> list[str]:
 def _graphs_of(compiled: Any) -> list[Runs]:
     """Return the graphs that ran for ``compiled``, a module or function, in order of compilation."""
     owners = (compiled, original(compiled))
-    return [graph for graph in _graphs if graph is not None and any(map(graph.ran_for, owners))]
+    return [graph for graph in _known() if any(map(graph.ran_for, owners))]

@@ -29,7 +29,8 @@ def combined(items: Iterable[T], module: Callable[[T], str], content: Callable[[
     """Return ``items`` in groups of equal ``content``, whose modules differ in numbers only; in order of the firsts."""
     groups: dict[Hashable, list[T]] = {}
     for item in items:
-        groups.setdefault((_without_numbers(module(item)), content(item)), []).append(item)
+        without_numbers = tuple("*" if part.isdecimal() else part for part in module(item).split("."))
+        groups.setdefault((without_numbers, content(item)), []).append(item)
     return [Group(tuple(group), glob([module(item) for item in group])) for group in groups.values()]
 
 
@@ -37,7 +38,3 @@ def glob(modules: Sequence[str]) -> str:
     """Return one path for modules that differ in numbers only, with ``*`` for each part that differs."""
     parts = zip(*(module.split(".") for module in modules), strict=True)
     return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
-
-
-def _without_numbers(module: str) -> tuple[str, ...]:
-    return tuple("*" if part.isdecimal() else part for part in module.split("."))

@@ -27,28 +27,16 @@ def verdict(runs: Sequence[TrainingResult], device: str) -> str:
     """Return one sentence: what fxamp gained over the first run, in speed and memory, and at what loss."""
     reference, plain, lean = runs
     losses = ", ".join(f"{run.held_out:.2f}" for run in runs)
-    kept = f"{_kept(reference, lean):.2f} of float32's memory"
+    kept = f"{lean.memory.kept / reference.memory.kept:.2f} of float32's memory"
     end = f"a lean policy keeps activations in {kept} (loss on unseen text: {losses})."
     if not _casts(plain):
         return f"Nothing was cast, so fxamp's column computes as float32's does; {end}"
     if device == "cpu" and not native_bfloat16("cpu"):
         units = "no units for bfloat16 (avx512_bf16, amx_bf16)"
         return f"This CPU has {units}, so 16 bits cannot be faster here, but {end}"
-    speed = _speed(reference, plain)
+    speed = plain.rate / reference.rate
     fast = f"{speed:.1f} times as fast as float32" if speed >= 1 else f"at {speed:.2f} of float32's speed"
     return f"One changed line trains this GPT {fast}, and {end}"
-
-
-def _speed(reference: TrainingResult, run: TrainingResult) -> float:
-    return run.rate / reference.rate
-
-
-def _memory(reference: TrainingResult, run: TrainingResult) -> float:
-    return run.memory.peak / reference.memory.peak
-
-
-def _kept(reference: TrainingResult, run: TrainingResult) -> float:
-    return run.memory.kept / reference.memory.kept
 
 
 def _casts(run: TrainingResult) -> int:
@@ -68,12 +56,20 @@ def _gap(reference: TrainingResult, run: TrainingResult) -> str:
     return "" if run is reference else f"{distance:.4f} ({distance / reference.last:.2%})"
 
 
-def _over(value: str, ratio: float, reference: TrainingResult, run: TrainingResult) -> str:
-    return value if run is reference else f"{value} ({ratio:.2f} times)"
+def _against_first(number: Callable[[TrainingResult], float], show: Callable[[float], str]) -> _Cell:
+    def cell(first: TrainingResult, run: TrainingResult) -> str:
+        own = number(run)
+        return show(own) if run is first else f"{show(own)} ({own / number(first):.2f} times)"
+
+    return cell
 
 
 def _alone(describe: Callable[[TrainingResult], str]) -> _Cell:
     return lambda _, run: describe(run)
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:.3g} MB"
 
 
 #: The text of each row for a run, compared with the first run.
@@ -93,11 +89,7 @@ _ROWS: dict[str, _Cell] = {
     "loss gap, mean of all steps": _gap,
     "loss scale at the end": _alone(lambda run: "" if run.scale is None else f"{run.scale:g}"),
     "skipped steps": _alone(lambda run: "" if run.skipped is None else str(run.skipped)),
-    "peak memory": lambda first, run: _over(_megabytes(run.memory.peak), _memory(first, run), first, run),
-    "kept for the backward": lambda first, run: _over(_megabytes(run.memory.kept), _kept(first, run), first, run),
-    "steps/s, median": lambda first, run: _over(f"{run.rate:.3g}", _speed(first, run), first, run),
+    "peak memory": _against_first(lambda run: run.memory.peak, _megabytes),
+    "kept for the backward": _against_first(lambda run: run.memory.kept, _megabytes),
+    "steps/s, median": _against_first(lambda run: run.rate, "{:.3g}".format),
 }
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.3g} MB"

@@ -97,9 +97,7 @@ def _nothing(sides: Sequence[Side | None]) -> Side:
 
 
 def _text_diff(path: str, old: str, after: str, new: str) -> Iterator[str]:
-    before, now = ([] if file == _NONE else _text(file).splitlines() for file in (old, new))
+    before, now = (
+        [] if file == _NONE else Path(file).read_bytes().decode("utf-8", "replace").splitlines() for file in (old, new)
+    )
     yield from unified_diff(before, now, _named("a", path, old), _named("b", after, new), lineterm="")
-
-
-def _text(file: str) -> str:
-    return Path(file).read_bytes().decode("utf-8", "replace")

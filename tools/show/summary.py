@@ -31,7 +31,10 @@ _AFTER_AUTOGRAD = frozenset({"forward", "backward", "joint", "optimizer"})
 def summary(listing: Listing, number: int, selection: Selection) -> list[tuple[str, str]]:
     """Return the lines, each with its label, for graph ``number``: totals of what ``--module`` selects."""
     sums, whole = totals(listing, selection.scope), not selection.scoped
-    lines = [("ops", _ops(sums)), ("casts", _casts(listing, sums, whole))]
+    lines = [
+        ("ops", f"{sums.ops}: {counted(dict(sums.ops_by_dtype))}" if sums.ops else "0"),
+        ("casts", _casts(listing, sums, whole)),
+    ]
     lines += [("kept for the backward", _kept(listing))] if whole else []
     lines += _labelled_once("largest casts", _largest_casts(listing, selection))
     lines += _labelled_once("largest kept", _largest_kept(listing)) if whole else []
@@ -82,10 +85,6 @@ def _largest_kept(listing: Listing) -> Iterator[str]:
 
 def _labelled_once(label: str, texts: Iterator[str]) -> list[tuple[str, str]]:
     return [(label if at == 0 else "", text) for at, text in enumerate(texts)]
-
-
-def _ops(sums: Totals) -> str:
-    return f"{sums.ops}: {counted(dict(sums.ops_by_dtype))}" if sums.ops else "0"
 
 
 def _casts(listing: Listing, sums: Totals, whole: bool) -> str:

@@ -16,7 +16,8 @@ def write_text(arguments: Mapping[str, Any], origins: bool) -> str:
 
     With ``origins``, each line ends in a comment with the place where it was written.
     """
-    return "".join(f"{text}{_comment(origin) if origins else ''}\n" for text, origin in _lines(arguments))
+    lines = _lines(arguments)
+    return "".join(f"{text}  # {origin}\n" if origins and origin is not None else f"{text}\n" for text, origin in lines)
 
 
 def _lines(arguments: Mapping[str, Any]) -> Iterator[tuple[str, "Origin | str | None"]]:
@@ -70,10 +71,6 @@ def _assignment(key: str, value: object) -> Iterator[str]:
         row += f" {item},"
     yield row
     yield "]"
-
-
-def _comment(origin: "Origin | str | None") -> str:
-    return "" if origin is None else f"  # {origin}"
 
 
 def _key(name: str) -> str:

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fxamp.tools.bench.models import Batch, build
 from fxamp.tools.bench.train.experiment import Experiment
@@ -27,18 +26,11 @@ class Reference:
         if self.parameters > MOST_PARAMETERS:
             return False
         module = self._module.to(self._device, torch.float64)
-        loss = loss_of(module, {name: _wide(value).to(self._device) for name, value in self._batch.items()})
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.save([_on_host(parameter.grad) for parameter in module.parameters()], file)
+        wide = {name: value.double() if value.is_floating_point() else value for name, value in self._batch.items()}
+        loss_of(module, {name: value.to(self._device) for name, value in wide.items()}).backward()  # type: ignore[no-untyped-call]
+        gradients = (parameter.grad for parameter in module.parameters())
+        torch.save([None if gradient is None else gradient.cpu() for gradient in gradients], file)
         return True
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value
-
-
-def _on_host(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.cpu()
 
 
 def gradient_error(training: Training, reference: Path) -> float | None:

@@ -101,10 +101,6 @@ def _time_ratio(show: Callable[[Ratio], str], name: str = "seconds") -> _Cell:
     return cell
 
 
-def _host(comparison: Comparison, contender: Measured) -> str:
-    return milliseconds(contender.host_seconds) if comparison.experiment.device == "cuda" else MISSING
-
-
 def milliseconds(seconds: Sequence[Sequence[float]]) -> str:
     """Return the median of the times of steps, by start and round."""
     every = [*chain.from_iterable(seconds)]
@@ -160,7 +156,7 @@ _STEP: dict[str, _Cell] = {
     "ratio": _time_ratio(lambda ratio: str(ratio.spread)),
     "per start": _time_ratio(lambda ratio: " ".join(f"{start:.2f}" for start in ratio.starts)),
     "CPU time": _time_ratio(lambda ratio: f"{ratio.spread.median:.2f}", "cpu_seconds"),
-    "host, ms": _host,
+    "host, ms": lambda whole, own: milliseconds(own.host_seconds) if whole.experiment.device == "cuda" else MISSING,
     "peak memory": _ratio("memory_peak", size),
     "step only": _ratio("memory_step", size),
     "kept": _ratio("memory_kept", size),

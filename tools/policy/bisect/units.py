@@ -99,10 +99,10 @@ class ModuleTree:
 
 def rule_units(policy: Policy, places: Iterable[ModuleOp]) -> tuple[Unit, ...]:
     """Return the policy's rules that decide an op of ``places`` and that bisecting can widen, in order."""
-    ops = {place.op for place in places}
     casts = [rule for rule in policy.rules if isinstance(rule, CastRule)]
     low = [rule for rule in casts if rule.in_fp8 or (not policy.has_fp8 and rule.cast is Category.LOWER_PRECISION_FP)]
-    return _units(rule for rule in low if any(_decides(rule, op) for op in ops))
+    sites = [(place.op, region) for place in places for region in ("forward", "backward")]
+    return _units(rule for rule in low if any(rule.covers_op(*site) for site in sites))
 
 
 def kept_rule_units(policy: Policy, packed: Iterable[KeptValue]) -> tuple[Unit, ...]:
@@ -113,10 +113,6 @@ def kept_rule_units(policy: Policy, packed: Iterable[KeptValue]) -> tuple[Unit, 
 
 def _units(rules: Iterable[CastRule | KeepRule]) -> tuple[Unit, ...]:
     return tuple(Unit(f"rule {rule.id}", base=rule) for rule in rules)
-
-
-def _decides(rule: CastRule, op: str) -> bool:
-    return any(rule.covers_op(op, region) for region in ("forward", "backward"))
 
 
 def with_units(policy: Policy, units: Sequence[Unit], to: Widening) -> Policy:
