@@ -22,7 +22,7 @@ from fxamp.tools.bench.process import ContenderFailed, Process
 from fxamp.tools.bench.report import Report, spread
 from fxamp.tools.bench.train import command, gradient, measure, worker
 from fxamp.tools.bench.train.experiment import CONTENDERS, Experiment, policy_contenders
-from fxamp.tools.bench.train.measure import compare, start_process
+from fxamp.tools.bench.train.measure import compare
 from fxamp.tools.bench.train.observe import observe
 from fxamp.tools.bench.train.result import Comparison, Measured
 from fxamp.tools.bench.train.table import table
@@ -118,7 +118,7 @@ def test_contenders_compile_at_once_and_step_in_turn(tmp_path: Path, monkeypatch
                 meeting.wait(timeout=30)
             return {"seconds": 1.0}
 
-    monkeypatch.setattr(measure, "start_process", lambda *_: Contender())
+    monkeypatch.setattr(measure, "Process", lambda *_, **__: Contender())
     runners = [Runner("fxamp"), Runner("eager-float32")]
     assert measure._start(runners, 0, replace(PLAN, jobs=2, rounds=2), tmp_path, None, lambda _: None)
     assert [(runner.failed, len(runner.rounds[0]), "end" in runner.answers[0]) for runner in runners] == [
@@ -291,7 +291,7 @@ def test_auto_leaves_the_dtype_to_fxamp() -> None:
 
 def test_a_contender_that_fails_gives_its_reason_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ContenderFailed, match=r"^KeyError: 'no-such'$"):
-        start_process(PLAN, "no-such", tmp_path)
+        Process(worker.start, PLAN, "no-such", cache=tmp_path)
     with pytest.raises(ContenderFailed, match=r"^its process ended: status 3$"):
         Process(os._exit, 3)
     failed = Measured("fxamp", "fxamp", failed="RuntimeError: no")

@@ -164,7 +164,7 @@ def test_ctrl_c_in_a_later_start_leaves_whole_rounds(
 ) -> None:
     experiment = replace(Experiment("mlp", "tiny", "cpu"), rounds=3, starts=2)
     runner, process = Runner("fxamp"), _Steps(last if last == 4 else 5)
-    monkeypatch.setattr(measure, "start_process", lambda *_: _Context(process))
+    monkeypatch.setattr(measure, "Process", lambda *_, **__: _Context(process))
     whole = [measure._start([runner], at, experiment, tmp_path, None, lambda _: None) for at in range(2)]
     assert whole == [True, False] and [len(start) for start in runner.rounds] == rounds
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ def _start(
         with ExitStack() as stack:
 
             def start(runner: Runner) -> None:
+                """Start a process, which compiles in its first steps: at first with empty caches, then with those."""
                 say(f"{runner.name}, start {number + 1} of {experiment.starts} ...")
-                _start_one(runner, experiment, folder, stack)
+                cache = folder / str(list(experiment.contenders).index(runner.name))
+                process = Process(worker.start, experiment, runner.name, cache=cache)
+                runner.started(stack.enter_context(process))
+                runner.ask(worker.warm_up)
 
             _each(order(runners, number), start, experiment.jobs)
             whole = take_turns(runners, experiment.rounds, experiment.steps, f"start {number + 1}")
@@ -90,42 +95,19 @@ def _each(runners: Sequence[Runner], task: Callable[[Runner], object], jobs: int
         list(pool.map(lambda runner: runner.attempt(task), runners))
 
 
-def _start_one(runner: Runner, experiment: Experiment, folder: Path, stack: ExitStack) -> None:
-    """Start a process, which compiles in its first steps: the first one with empty caches, the others with those."""
-    cache = folder / str(list(experiment.contenders).index(runner.name))
-    runner.started(stack.enter_context(start_process(experiment, runner.name, cache)))
-    runner.ask(worker.warm_up)
-
-
-def start_process(experiment: Experiment, contender: str, cache: Path) -> Process:
-    """Start a process of one contender. Raises ContenderFailed if it cannot train."""
-    return Process(worker.start, experiment, contender, cache=cache)
-
-
 def _result(runner: Runner, contender: Contender) -> Measured:
     if runner.failed:
         return Measured(runner.name, contender.label, failed=runner.failed)
     first, *later = [answers["warm_up"] for answers in runner.answers]
-    end = runner.answers[0]["end"]
-    seconds = tuple(tuple(answer["seconds"] for answer in rounds) for rounds in runner.rounds)
-    result = Measured(
-        name=runner.name,
-        label=contender.label,
-        seconds=seconds,
-        cpu_seconds=tuple(tuple(answer["cpu"] for answer in rounds) for rounds in runner.rounds),
-        host_seconds=tuple(tuple(answer["host"] for answer in rounds) for rounds in runner.rounds),
-        graphs=end["graphs"],
-        graphs_at_first=first["graphs"],
-        breaks=first["breaks"],
-        losses=tuple(end["losses"]),
-        loss_scale=end["loss_scale"],
-        gradient_error=end["gradient_error"],
-        observed=end["observed"],
-        notes=tuple(end["notes"]),
-    )
+    numbers: dict[str, Any] = {
+        name: tuple(tuple(answer[name] for answer in rounds) for rounds in runner.rounds)
+        for name in ("seconds", "cpu_seconds", "host_seconds")
+    }
+    numbers |= {"graphs_at_first": first["graphs"], "breaks": first["breaks"], **runner.answers[0]["end"]}
+    result = Measured(runner.name, contender.label, **numbers)
     if not contender.compiler:
         return result
-    step = statistics.median(value for rounds in seconds for value in rounds)
+    step = statistics.median(chain.from_iterable(result.seconds))
     result = replace(result, cold=_compiling(first, step), cold_cpu=first["cpu"])
     if not later:
         return result

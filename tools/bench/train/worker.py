@@ -67,18 +67,19 @@ def _cpu_seconds() -> float:
 def steps(training: Any, count: int) -> dict[str, Any]:
     """Return the mean seconds of ``count`` steps, elapsed and of this process's CPU time.
 
-    One step before them warms the caches. ``host``: how long its calls take on an idle device, without waiting for it.
+    One step before them warms the caches. ``host_seconds``: of its calls on an idle device, without waiting for it.
     """
     training.wait()
     start = time.perf_counter()
     training.step()
     host, before = time.perf_counter() - start, time.process_time()
     elapsed = _timed(training, count)
-    return {"seconds": elapsed / count, "cpu": (time.process_time() - before) / count, "host": host}
+    spent = time.process_time() - before
+    return {"seconds": elapsed / count, "cpu_seconds": spent / count, "host_seconds": host}
 
 
 def end(training: Any, reference: Path | None) -> dict[str, Any]:
-    """Return losses, loss scale and compiled graphs so far, then the counts of further steps.
+    """Return losses, loss scale and compiled graphs so far, then the counts of further steps: fields of ``Measured``.
 
     ``reference``: a file with the gradient in float64, with which that of the first weights is compared at the end.
     """
@@ -87,10 +88,10 @@ def end(training: Any, reference: Path | None) -> dict[str, Any]:
     from fxamp.torch_private.parts.dynamo import counters
 
     answer = {
-        "losses": training.losses,
+        "losses": tuple(training.losses),
         "loss_scale": training.loss_scale,
         "graphs": counters["stats"]["unique_graphs"],
-        "notes": training.notes,
+        "notes": tuple(training.notes),
     }
     answer["observed"] = observe(training)
     return answer | {"gradient_error": None if reference is None else gradient_error(training, reference)}
