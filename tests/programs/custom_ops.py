@@ -1,4 +1,4 @@
-"""Ops of a library. It registers what autocast does for ``low``, in autocast's dtype, and ``wide``, in float32.
+"""Ops of a library. It registers what autocast does for ``low``, in its dtype, ``wide``, in float32, and ``half``.
 
 Autocast does not know ``halved`` and ``accumulate``.
 """
@@ -70,3 +70,4 @@ LIBRARY.impl("accumulate", _accumulate, "CompositeExplicitAutograd")
 
 _register("low", None)
 _register("wide", torch.float32)
+_register("half", torch.float16)

@@ -171,7 +171,7 @@ def convolution_2d(d: Draft) -> None:
 def custom_op(d: Draft) -> None:
     """A library says what autocast does; it has no cache of casts."""
     x = d.ranked(2)
-    d.let(f"torch.ops.programs.{d.pick(('low', 'wide'))}({x}, {d.parameter(d.shape(x)[-1], 8)})")
+    d.let(f"torch.ops.programs.{d.pick(('low', 'wide', 'half'))}({x}, {d.parameter(d.shape(x)[-1], 8)})")
 
 
 @statement()
