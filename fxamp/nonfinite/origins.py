@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, isnan, nan
 
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.nonfinite.flow import Flow, Kind, Value
 
 
@@ -121,7 +121,7 @@ class Readings:
 
     def origin(self) -> int | None:
         """Return the position of the first value in program order that is to blame (2 to 4); None without alarm."""
-        wrong = reached(self.alarms(), self._causes)
+        wrong = depth_first(self.alarms(), self._causes)
         return min((self._named_value(at) for at in wrong if not self._causes(at)), default=None)
 
     def reached_from(self, origin: int) -> list[int]:
@@ -152,7 +152,7 @@ class Readings:
         def intended(place: int) -> list[int]:
             return [source for source in self.flow.values[place].inputs if self.intended[source]]
 
-        sources = reached(intended(at), intended)
+        sources = depth_first(intended(at), intended)
         return next((source for source in sources if self.flow.values[source].kind is Kind.INPUT), at)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import tensor_value
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.passes.shared.realize import RealizeStrides, can_be_realized
 
 _ADD = torch.ops.aten.add.Tensor
@@ -53,4 +53,4 @@ def _additions(node: Node) -> int:
     def added(addition: Node) -> list[Node]:
         return [arg for arg in addition.all_input_nodes if arg.target is _ADD and len(arg.users) == 1]
 
-    return len([*reached([node], added)])
+    return len([*depth_first([node], added)])

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from fxamp.graph import INSERTED, AliasSets, argument, is_pure, tensor_value
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def moved_before(first: Node, loss: Node, operands: Iterable[Node]) -> tuple[Nod
     def inside(nodes: Iterable[Node]) -> list[Node]:
         return [node for node in nodes if node in between]
 
-    needed = {*reached(inside(operands), lambda node: inside(node.all_input_nodes))}
+    needed = {*depth_first(inside(operands), lambda node: inside(node.all_input_nodes))}
     aliases = AliasSets(loss.graph) if needed else None
     fixed = [node for node in needed if node is first or not is_pure(node) or (aliases and aliases.mutated(node))]
     if fixed:

@@ -21,7 +21,7 @@ from torch import SymFloat
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, first_computation
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
@@ -105,7 +105,7 @@ def liftable(gm: GraphModule) -> bool:
 
 def unliftable_inputs(gm: GraphModule) -> frozenset[int]:
     """Return the indices of the symbolic float inputs, among such inputs, that reach an unsupported op."""
-    reaching = {*reached(_unknown(gm), lambda node: filter(_is_scalar, node.all_input_nodes))}
+    reaching = {*depth_first(_unknown(gm), lambda node: filter(_is_scalar, node.all_input_nodes))}
     inputs = [node for node in gm.graph.find_nodes(op="placeholder") if _is_scalar(node)]
     return frozenset(at for at, node in enumerate(inputs) if node in reaching)
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import argument
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.passes.step.pack_state import ROLE
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -49,7 +49,7 @@ def state_signs(gm: GraphModule) -> StateSigns:
 
 def _under_roots(gm: GraphModule, known: set[Node]) -> frozenset[str]:
     read = [node.args[0] for node in gm.graph.nodes if _is_root(node) and node.args[0] not in known]
-    sources = reached(read, lambda node: node.all_input_nodes)
+    sources = depth_first(read, lambda node: node.all_input_nodes)
     found = {str(node.meta.get(ROLE)) for node in sources if node.op == "placeholder"}
     return frozenset(found - {"gradient", "parameter"})
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fxamp.errors import UnscaledError
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.scaler.outside_graphs.borders import (
     Border,
     border_of,
@@ -98,7 +98,7 @@ def _prepare_nodes(root: Node, scaler: BackwardScaler) -> None:
 def require_no_graphs(loss: Tensor, scaler: BackwardScaler) -> None:
     """Raise UnscaledError if gradients of ``loss`` would enter graphs, while no graph was compiled with ``scaler``."""
     roots = [] if loss.grad_fn is None else [loss.grad_fn]
-    for node in reached(roots, lambda node: inner_nodes(node.next_functions)):
+    for node in depth_first(roots, lambda node: inner_nodes(node.next_functions)):
         border = border_of(node)
         if border is not None:
             raise _of_another(scaler, border)

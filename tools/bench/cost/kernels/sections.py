@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from fxamp.graph.walk import reached
+from fxamp.graph.depth_first import depth_first
 from fxamp.tools.bench.cost.kernels.instruction import Block, Instruction
 
 _ACCESS = re.compile(r"= \w+\.(?:buffer_)?load |^\s*\w+\.(?:buffer_)?store ")
@@ -85,7 +85,7 @@ def _looping(blocks: Sequence[Block]) -> set[int]:
         jump = [places[blocks[at].jump]] if blocks[at].jump in places else []
         return [*jump, at + 1] if blocks[at].falls and at + 1 < len(blocks) else jump
 
-    return {at for at in range(len(blocks)) if at in reached(following(at), following)}
+    return {at for at in range(len(blocks)) if at in depth_first(following(at), following)}
 
 
 def bytes_of_a_block(ttgir: str, lines: Mapping[int, Section]) -> int:
