@@ -154,7 +154,7 @@ def test_an_update_is_in_the_gradients_once(
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
 
 
-def test_so_it_is_without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_a_graph_without_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where "auto" finds no reason to cast, the graph is Dynamo's own."""
     monkeypatch.delenv("FXAMP_POLICY", raising=False)
     model = Averaging(added)

@@ -91,7 +91,7 @@ def test_mxfp8_takes_at_most_seven_tenths_on_a_b200(counted: dict[str, Count]) -
 
 
 @pytest.mark.exhaustive
-def test_so_does_a_whole_layer_with_a_router_and_a_shared_expert(counting: Counting, tmp_path: Path) -> None:
+def test_mxfp8_pays_in_a_whole_layer_with_a_router_and_a_shared_expert(counting: Counting, tmp_path: Path) -> None:
     path = tmp_path / "whole.py"
     path.write_text(WHOLE)
     workload = Workload(str(path), dtype="bfloat16", optimizer="none")
