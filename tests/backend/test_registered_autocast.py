@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.checks.bench_graph import policy, workbench
 from support.checks.equality import assert_equal
+from support.checks.exhaustive import each_once
 from support.oracles.like_autocast import compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
@@ -121,9 +122,12 @@ def in_a_region(x: Tensor, w: Tensor, op: Callable[[Tensor, Tensor], Tensor]) ->
         return op(F.linear(x, w), w)
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["low", "wide", "half", "function"])
-@pytest.mark.parametrize("program", [of_captured_inputs, of_products, of_a_product, in_no_region])
+@each_once(
+    "program, name, lowering",
+    [of_captured_inputs, of_products, of_a_product, in_no_region],
+    ["low", "wide", "half", "function"],
+    ["eager", "aot_eager"],
+)
 def test_results_and_gradients_are_those_of_eager_autocast(
     program: Callable[..., Tensor], name: str, lowering: str
 ) -> None:
@@ -165,9 +169,12 @@ def test_a_rule_of_the_policy_comes_first_and_unlisted_last() -> None:
     }
 
 
-@pytest.mark.parametrize("lowering", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", ["low", "function", "mixed", "of_list"])
-@pytest.mark.parametrize("program", [of_captured_inputs, of_products, of_a_product, of_a_value_read_twice, in_a_region])
+@each_once(
+    "program, name, lowering",
+    [of_captured_inputs, of_products, of_a_product, of_a_value_read_twice, in_a_region],
+    ["low", "mixed", "function", "of_list"],
+    ["eager", "aot_eager"],
+)
 def test_a_cast_to_a_dtype_that_the_policy_lacks(program: Callable[..., Tensor], name: str, lowering: str) -> None:
     op = _of_list if name == "of_list" else getattr(torch.ops.fxamp_registered, name)
     x, w = leaf(4, 6), leaf(6, 6)
