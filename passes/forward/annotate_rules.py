@@ -34,12 +34,7 @@ from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, ou
 from fxamp.passes.shared.custom_autocast import cast_inlined, cast_inputs, drop_outermost_region
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
-from fxamp.passes.shared.registered_autocast import (
-    is_by_kernel,
-    is_registered,
-    registered_rule,
-    write_other_casts,
-)
+from fxamp.passes.shared.registered_autocast import is_registered, registered_rule
 from fxamp.passes.shared.rule_arguments import require_arguments
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.whole_numbers import rounded_numbers
@@ -52,10 +47,7 @@ _ROUNDS = (Category.LOWER_PRECISION_FP, *RECIPES_OF)
 
 @dataclass(frozen=True)
 class AnnotateRules(Pass[CastContext]):
-    """Requires a captured graph; ensures a decision on every call of an op.
-
-    Changes only the metadata of nodes, except that it writes the casts that the program or a library asks for itself.
-    """
+    """Requires a captured graph; ensures a decision on every call of an op. Changes only the metadata of nodes."""
 
     name = "annotate-rules"
 
@@ -83,8 +75,6 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
         choice = _decide(node, here, context, aliases)
         changed += choice != decision(node)
         decide(node, choice)
-        if choice.lower is not None and is_by_kernel(node, choice, context):
-            changed += write_other_casts(node, choice.lower, context)
         if context.policy.has_rules_for("backward") or context.policy.has_rules_for("kept"):
             mark_region(node, here, context)
         changed += sum(_annotate(_body(body), context, here, in_function) for body in bodies(node))

@@ -1,7 +1,7 @@
 """insert-casts: insert every cast that the decisions ask for.
 
-1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`); without a rule it follows its
-   inputs.
+1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`), or those that the op's autocast
+   kernel gives them, position by position; without either it follows its inputs.
 2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
    for values that need no gradient, and for float32 leaves that need one (:mod:`~fxamp.passes.shared.cast_writer`
    decides it). Other values are cast once per use, and twice for an op that reads one twice, so that their gradients
@@ -22,6 +22,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from fxamp.errors import CaptureError
 from fxamp.graph import (
     AliasSets,
     GraphWriter,
+    argument,
     computed,
     describe_source,
     floating_inputs,
@@ -54,7 +56,7 @@ from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.custom_autocast import before_custom_cast
 from fxamp.passes.shared.decision import WAS, decision, overrule
-from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_by_kernel
+from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_by_kernel, kernel_dtypes
 
 
 @dataclass(frozen=True)
@@ -188,15 +190,18 @@ class _Rewriter:
     def _op(self, node: Node) -> None:
         choice = decision(node)
         call = (node.args, node.kwargs, node.target)
-        edit = Edit()
-        if choice is not None and choice.rule is not None and choice.lower is not None:
-            edit = edit_for(choice.rule, node, choice.lower, self._context)
-            self._apply(node, edit, f"rule {choice.rule.id}", cached=choice.cached and choice.rule.id != REGISTERED_ID)
+        edit, by_kernel = Edit(), False
+        if choice is not None and choice.lower is not None:
+            by_kernel = is_by_kernel(node, choice, self._context)
+            if by_kernel:
+                self._cast_as_kernel(node, choice.lower)
+            elif choice.rule is not None:
+                edit = edit_for(choice.rule, node, choice.lower, self._context)
+                self._apply(node, edit, f"rule {choice.rule.id}", choice.cached)
         touched = bool(edit.casts or edit.kwargs) or any(self._changed(source) for source in node.all_input_nodes)
         if not touched and self._returns_captured(node):
             return
-        by_kernel = choice is not None and is_by_kernel(node, choice, self._context)  # the kernel may mix dtypes
-        why = (None if by_kernel else rejection(node, self._captured)) or recompute(node)
+        why = (None if by_kernel else rejection(node, self._captured)) or recompute(node)  # a kernel may mix dtypes
         if why is None:
             return
         node.args, node.kwargs, node.target = call
@@ -207,6 +212,19 @@ class _Rewriter:
                 self._write_to_casts(node, why)
             else:
                 node.meta["val"] = computed(node) if touched else self._captured[node]
+
+    def _cast_as_kernel(self, node: Node, lower: torch.dtype) -> None:
+        """Cast each argument to the dtype that the op's autocast kernel gives it, without a cache (rule 2)."""
+        for name, dtype in kernel_dtypes(node, lower, self._context).items():
+            if dtype is not None:
+                cast = partial(self._eligible_cast, dtype=dtype, node=node)
+                set_argument(node, name, map_arg(argument(node, name), cast))
+
+    def _eligible_cast(self, source: Node, dtype: torch.dtype, node: Node) -> Node:
+        value = tensor_value(source)
+        if value is None or not self._context.eligible(value) or value.dtype == dtype:
+            return source
+        return self._casts.cast(source, dtype, node, f"rule {REGISTERED_ID}", cached=False)
 
     def _write_to_casts(self, node: Node, why: str) -> None:
         """Let an op that refuses the dtype of what it writes to compute in the captured dtypes, and copy that back."""
@@ -351,9 +369,9 @@ def _cast_results(body: GraphModule, dtypes: dict[int, torch.dtype]) -> None:
 def _call_instead(node: Node, target: OpOverload) -> None:
     """Call another overload of the same op; write out the old overload's defaults if the new one lacks them."""
     assert isinstance(node.target, OpOverload)
-    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}
-    for position, argument in enumerate(target._schema.arguments):
-        has_value = position < len(node.args) or argument.name in node.kwargs
-        if not has_value and not argument.has_default_value() and defaults.get(argument.name) is not None:
-            node.update_kwarg(argument.name, defaults[argument.name])
+    defaults = {parameter.name: parameter.default_value for parameter in node.target._schema.arguments}
+    for position, parameter in enumerate(target._schema.arguments):
+        has_value = position < len(node.args) or parameter.name in node.kwargs
+        if not has_value and not parameter.has_default_value() and defaults.get(parameter.name) is not None:
+            node.update_kwarg(parameter.name, defaults[parameter.name])
     node.target = target

@@ -29,7 +29,7 @@ def cast_inputs(body: GraphModule, dtype: torch.dtype, context: CastContext) -> 
     placeholders = body.graph.find_nodes(op="placeholder")
     for placeholder in placeholders:
         if context.eligible(placeholder.meta.get("val")):
-            cast = write_cast(placeholder, dtype, placeholders[-1].next, _WHY, context)
+            cast = _cast(placeholder, dtype, placeholders[-1].next, context)
             placeholder.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
 
 
@@ -45,7 +45,7 @@ def cast_inlined(node: Node, context: CastContext, in_function: bool) -> bool:
         inside = call in (source.meta.get(_CALL), inlined_call(source, in_function))
         if not inside and context.eligible(source.meta.get("val")):
             before = [user for user in source.users if user.meta.get(_CALL) == call]
-            cast = before[0] if before else write_cast(source, call.request.cast_inputs, node, _WHY, context)
+            cast = before[0] if before else _cast(source, call.request.cast_inputs, node, context)
             cast.meta[_CALL] = call
             node.replace_input_with(source, cast)
     return True
@@ -60,15 +60,14 @@ def drop_outermost_region(body: GraphModule) -> None:
 
 
 def before_custom_cast(node: Node) -> Node:
-    """Return the input of ``node`` if :func:`write_cast` wrote it; else ``node``."""
+    """Return the input of ``node`` if it is the cast that ``custom_fwd`` asks for; else ``node``."""
     source: Node = node.meta.get(_SOURCE, node)
     return source
 
 
-def write_cast(source: Node, dtype: torch.dtype, before: Node, why: str, context: CastContext) -> Node:
-    """Return a new cast of ``source`` before the node ``before``: it is the program's, and no rule changes it."""
+def _cast(source: Node, dtype: torch.dtype, before: Node, context: CastContext) -> Node:
     with before.graph.inserting_before(before):
         cast = GraphWriter(before.graph, context.mode).call(torch.ops.aten.to.dtype, source, dtype)
     cast.meta[_SOURCE] = source
-    decide(cast, Decision(None, None, why))
+    decide(cast, Decision(None, None, _WHY))
     return cast

@@ -1,26 +1,24 @@
 """The casts of a custom op's autocast kernel, found by calling the op on FakeTensors.
 
 ``torch.library.register_autocast`` registers such a kernel, and so do libraries in C++ (torchvision's ``roi_align``).
-Casts to float32 and to the 16-bit dtype of the region become a rule; those to a different dtype, such as bfloat16 under
-an autocast to float16, are written into the graph. Casts of the op's results are not reproduced: those of an op in
-float32 stay in float32.
+A rule states those to float32 and to the 16-bit dtype of the region. It has no word for a cast to a different dtype,
+such as bfloat16 under an autocast to float16: :func:`kernel_dtypes` has them all. Casts of the op's results are not
+reproduced: those of an op in float32 stay in float32.
 """
 
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Node, map_arg
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import argument, arguments, is_custom, is_mutable, op_name, set_argument, tensor_value
+from fxamp.graph import arguments, is_custom, is_mutable, op_name
 from fxamp.passes.base import CastContext
-from fxamp.passes.shared.custom_autocast import write_cast
 from fxamp.passes.shared.decision import Decision
 from fxamp.policy import CastRule, Category
 from fxamp.torch_private import has_autocast_kernel
@@ -43,7 +41,7 @@ def registered_rule(node: Node, lower: torch.dtype, context: CastContext) -> Cas
     Its other inputs follow.
     """
     words = {None: "follow", lower: str(Category.LOWER_PRECISION_FP), torch.float32: str(Category.FP32)}
-    casts = {name: words.get(dtype, "follow") for name, dtype in _fixed_dtypes(node, lower, context).items()}
+    casts = {name: words.get(dtype, "follow") for name, dtype in kernel_dtypes(node, lower, context).items()}
     cast = next((one for one in (Category.LOWER_PRECISION_FP, Category.FP32) if str(one) in casts.values()), None)
     if cast is None:
         return None
@@ -52,33 +50,13 @@ def registered_rule(node: Node, lower: torch.dtype, context: CastContext) -> Cas
 
 
 def is_by_kernel(node: Node, decided: Decision, context: CastContext) -> bool:
-    """Whether ``decided`` for ``node`` are its kernel's casts: neither a rule of the policy nor another reason wins."""
+    """Whether ``decided`` for ``node``, where autocast is on, are its kernel's casts and not a rule of the policy."""
     by_policy = decided.rule is not None and decided.rule.id != REGISTERED_ID
-    return not by_policy and decided.lower is not None and is_registered(node, context) and not is_mutable(node)
+    return not by_policy and is_registered(node, context) and not is_mutable(node)
 
 
-def write_other_casts(node: Node, lower: torch.dtype, context: CastContext) -> int:
-    """Write the kernel's casts to neither float32 nor ``lower`` into the graph; return their number.
-
-    The kernel has no cache of casts, so each use of a value has its own.
-    """
-    before = len(node.graph.nodes)
-    for name, dtype in _fixed_dtypes(node, lower, context).items():
-        if dtype not in (None, lower, torch.float32):
-            write = partial(_written, dtype=dtype, node=node, context=context)
-            set_argument(node, name, map_arg(argument(node, name), write))
-    return len(node.graph.nodes) - before
-
-
-def _written(source: Node, dtype: torch.dtype, node: Node, context: CastContext) -> Node:
-    value = tensor_value(source)
-    if value is None or not context.eligible(value) or value.dtype == dtype:
-        return source
-    return write_cast(source, dtype, node, _WHY, context)
-
-
-def _fixed_dtypes(node: Node, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype | None]:
-    """Return the dtype that the op receives, by argument, whatever that of the input is; None if it depends on it."""
+def kernel_dtypes(node: Node, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype | None]:
+    """Return the dtype that the kernel casts eligible inputs to, by argument; None for an argument that follows."""
     wide, narrow = (_received(node, dtype, lower, context) for dtype in (torch.float32, lower))
     return {name: wide[name] if wide[name] == narrow[name] else None for name in wide.keys() & narrow.keys()}
 

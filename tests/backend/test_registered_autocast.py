@@ -172,7 +172,7 @@ def test_a_rule_of_the_policy_comes_first_and_unlisted_last() -> None:
 @each_once(
     "program, name, lowering",
     [of_captured_inputs, of_products, of_a_product, of_a_value_read_twice, in_a_region],
-    ["low", "mixed", "function", "of_list"],
+    ["low", "mixed", "function", "of_list", "half"],
     ["eager", "aot_eager"],
 )
 def test_a_cast_to_a_dtype_that_the_policy_lacks(program: Callable[..., Tensor], name: str, lowering: str) -> None:
