@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
 
-import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
@@ -34,7 +33,7 @@ from fxamp.passes.shared.autocast_regions import AutocastRegion, mark_region, ou
 from fxamp.passes.shared.custom_autocast import cast_inlined, cast_inputs, drop_outermost_region
 from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
-from fxamp.passes.shared.registered_autocast import is_registered, registered_rule
+from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_registered, kernel_dtypes, registered_rule
 from fxamp.passes.shared.rule_arguments import require_arguments
 from fxamp.passes.shared.sites import site_of
 from fxamp.passes.shared.whole_numbers import rounded_numbers
@@ -87,8 +86,12 @@ def _annotate(gm: GraphModule, context: CastContext, region: AutocastRegion, in_
 def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: Callable[[], AliasSets]) -> Decision:
     if is_verbatim(node):
         return Decision(None, None, f"verbatim: {node.meta[VERBATIM]}")
-    ruling = rule_on(node, region.lower or context.lower, context)
+    lower = region.lower or context.lower
+    dtypes = kernel_dtypes(node, lower, context) if is_registered(node, context) else None
+    ruling = rule_on(node, None if dtypes is None else registered_rule(node, dtypes, lower), context)
     choice = _ruled(node, ruling, region, context, aliases)
+    if dtypes is not None and _is_by_kernel(node, choice):
+        choice = replace(choice, kernel=tuple(dtypes.items()))
     why = _not_fp8(ruling, choice)
     return replace(choice, not_fp8=why) if why else choice
 
@@ -128,10 +131,10 @@ def _ruled(
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)
 
 
-def rule_on(node: Node, lower: torch.dtype, context: CastContext) -> Ruling:
+def rule_on(node: Node, registered: CastRule | None, context: CastContext) -> Ruling:
     """Return the policy's ruling for a call: by its rules (5), else as (1) says; an empty one if it is not an op.
 
-    ``lower``: the 16-bit dtype of the call's region.
+    ``registered``: the casts of the op's autocast kernel as a rule.
     """
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
@@ -140,10 +143,16 @@ def rule_on(node: Node, lower: torch.dtype, context: CastContext) -> Ruling:
     if ruling.rule is None and isinstance(loss := linear_loss(node, context), LinearLoss):
         return replace(ruling, rule=loss.rule)
     if ruling.rule is None and is_registered(node, context):
-        return replace(ruling, rule=registered_rule(node, lower, context))
+        return replace(ruling, rule=registered)
     if ruling.rule is None and policy.default_rule is not None and site_of(node).computes:
         return replace(ruling, rule=policy.default_rule)
     return ruling
+
+
+def _is_by_kernel(node: Node, choice: Decision) -> bool:
+    """Whether the casts of the op's autocast kernel are those of ``choice``: a rule of the policy comes first."""
+    by_policy = choice.rule is not None and choice.rule.id != REGISTERED_ID
+    return choice.lower is not None and not by_policy and not is_mutable(node)
 
 
 def _joined(*parts: str) -> str:

@@ -56,7 +56,7 @@ from fxamp.passes.shared.cast_rules import Edit, edit_for
 from fxamp.passes.shared.cast_writer import AutogradInfo, CastWriter
 from fxamp.passes.shared.custom_autocast import before_custom_cast
 from fxamp.passes.shared.decision import WAS, decision, overrule
-from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_by_kernel, kernel_dtypes
+from fxamp.passes.shared.registered_autocast import REGISTERED_ID
 
 
 @dataclass(frozen=True)
@@ -190,18 +190,16 @@ class _Rewriter:
     def _op(self, node: Node) -> None:
         choice = decision(node)
         call = (node.args, node.kwargs, node.target)
-        edit, by_kernel = Edit(), False
-        if choice is not None and choice.lower is not None:
-            by_kernel = is_by_kernel(node, choice, self._context)
-            if by_kernel:
-                self._cast_as_kernel(node, choice.lower)
-            elif choice.rule is not None:
-                edit = edit_for(choice.rule, node, choice.lower, self._context)
-                self._apply(node, edit, f"rule {choice.rule.id}", choice.cached)
+        edit, kernel = Edit(), None if choice is None else choice.kernel
+        if kernel is not None:
+            self._cast_as_kernel(node, dict(kernel))
+        elif choice is not None and choice.rule is not None and choice.lower is not None:
+            edit = edit_for(choice.rule, node, choice.lower, self._context)
+            self._apply(node, edit, f"rule {choice.rule.id}", choice.cached)
         touched = bool(edit.casts or edit.kwargs) or any(self._changed(source) for source in node.all_input_nodes)
         if not touched and self._returns_captured(node):
             return
-        why = (None if by_kernel else rejection(node, self._captured)) or recompute(node)  # a kernel may mix dtypes
+        why = (None if kernel else rejection(node, self._captured)) or recompute(node)  # a kernel may mix dtypes
         if why is None:
             return
         node.args, node.kwargs, node.target = call
@@ -213,9 +211,9 @@ class _Rewriter:
             else:
                 node.meta["val"] = computed(node) if touched else self._captured[node]
 
-    def _cast_as_kernel(self, node: Node, lower: torch.dtype) -> None:
+    def _cast_as_kernel(self, node: Node, dtypes: Mapping[str, torch.dtype | None]) -> None:
         """Cast each argument to the dtype that the op's autocast kernel gives it, without a cache (rule 2)."""
-        for name, dtype in kernel_dtypes(node, lower, self._context).items():
+        for name, dtype in dtypes.items():
             if dtype is not None:
                 cast = partial(self._eligible_cast, dtype=dtype, node=node)
                 set_argument(node, name, map_arg(argument(node, name), cast))

@@ -6,6 +6,7 @@ such as bfloat16 under an autocast to float16: :func:`kernel_dtypes` has them al
 reproduced: those of an op in float32 stay in float32.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxamp.capture.autocast_state import autocast_state
-from fxamp.graph import arguments, is_custom, is_mutable, op_name
+from fxamp.graph import arguments, is_custom, op_name
 from fxamp.passes.base import CastContext
-from fxamp.passes.shared.decision import Decision
 from fxamp.policy import CastRule, Category
 from fxamp.torch_private import has_autocast_kernel
 from fxamp.torch_private.parts.fx import tracing
@@ -35,24 +35,18 @@ def is_registered(node: Node, context: CastContext) -> bool:
     return is_custom(node.target) and has_autocast_kernel(node.target, context.policy.device)
 
 
-def registered_rule(node: Node, lower: torch.dtype, context: CastContext) -> CastRule | None:
-    """Return the kernel's casts to float32 and ``lower``, the dtype of the region, as a rule; None without such casts.
+def registered_rule(node: Node, dtypes: Mapping[str, torch.dtype | None], lower: torch.dtype) -> CastRule | None:
+    """Return the casts to float32 and ``lower``, the dtype of the region, as a rule; None without such casts.
 
-    Its other inputs follow.
+    ``dtypes``: those of the kernel, as :func:`kernel_dtypes` returns them. Other inputs follow.
     """
     words = {None: "follow", lower: str(Category.LOWER_PRECISION_FP), torch.float32: str(Category.FP32)}
-    casts = {name: words.get(dtype, "follow") for name, dtype in kernel_dtypes(node, lower, context).items()}
+    casts = {name: words.get(dtype, "follow") for name, dtype in dtypes.items()}
     cast = next((one for one in (Category.LOWER_PRECISION_FP, Category.FP32) if str(one) in casts.values()), None)
     if cast is None:
         return None
     others = {name: one for name, one in casts.items() if one != cast}
     return CastRule(REGISTERED_ID, cast, (op_name(node),), why=_WHY, inputs=tuple(others.items()))
-
-
-def is_by_kernel(node: Node, decided: Decision, context: CastContext) -> bool:
-    """Whether ``decided`` for ``node``, where autocast is on, are its kernel's casts and not a rule of the policy."""
-    by_policy = decided.rule is not None and decided.rule.id != REGISTERED_ID
-    return not by_policy and is_registered(node, context) and not is_mutable(node)
 
 
 def kernel_dtypes(node: Node, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype | None]:

@@ -269,7 +269,7 @@ def test_an_autocast_kernel_that_is_not_asked_is_found(monkeypatch: pytest.Monke
     lines = (product, Line("linear", Text("h1 = F.linear(h0, self.w1)")))
     program = replace(SHARED, statements=lines, results=("h0", "h1"))
     assert differences(program, Setting()) == []
-    monkeypatch.setattr(insert_casts, "kernel_dtypes", lambda *_: {})
+    monkeypatch.setattr(annotate_rules, "kernel_dtypes", lambda *_: {})
     assert any("result 0 differs" in one for one in differences(program, Setting()))
 
 
