@@ -92,10 +92,9 @@ def _received(node: Node, dtype: torch.dtype, lower: torch.dtype, context: CastC
             target(*args, **kwargs)
     names = (argument.name for argument in target._schema.arguments)
     received = dict(zip(names, watch.call[0], strict=False)) | watch.call[1]
-    eligible = [
-        argument.name
-        for argument, source in arguments(node)
-        if any(isinstance(own, Node) and context.eligible(own.meta.get("val")) for own in pytree.tree_leaves(source))
-    ]
-    firsts = {name: next(iter(pytree.tree_leaves(received.get(name))), None) for name in eligible}
-    return {name: first.dtype for name, first in firsts.items() if isinstance(first, Tensor)}
+    dtypes: dict[str, torch.dtype] = {}
+    for argument, source in arguments(node):
+        for own, given in zip(pytree.tree_leaves(source), pytree.tree_leaves(received.get(argument.name)), strict=False):
+            if isinstance(own, Node) and context.eligible(own.meta.get("val")) and isinstance(given, Tensor):
+                dtypes.setdefault(argument.name, given.dtype)
+    return dtypes

@@ -26,7 +26,7 @@ def _ops() -> Iterator[None]:
     """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without.
 
     ``function`` is the first with an autograd.Function for its gradient, ``of_list`` with both inputs in a list.
-    ``mixed`` has a kernel that casts each input to a dtype of its own.
+    ``mixed`` has a kernel that casts each input to a dtype of its own. ``total`` adds what a list has.
     """
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         for name in ("low", "wide", "half", "mixed", "none"):
@@ -44,13 +44,20 @@ def _ops() -> Iterator[None]:
         library.define("of_list(Tensor[] xw) -> Tensor")
         library.impl("of_list", lambda xw: _product(*xw), "CompositeExplicitAutograd")
         torch.library.register_autograd(f"{LIBRARY}::of_list", _backward_of_list, setup_context=_save, lib=library)
-        for name in ("function", "of_list"):
+        library.define("total(Tensor?[] parts) -> Tensor")
+        library.impl("total", _total, "CompositeExplicitAutograd")
+        for name in ("function", "of_list", "total"):
             torch.library.register_autocast(f"{LIBRARY}::{name}", "cpu", torch.bfloat16, lib=library)
         yield
 
 
 def _product(x: Tensor, w: Tensor) -> Tensor:
     return (x.float() @ w.float()).to(x.dtype)
+
+
+def _total(parts: list[Tensor | None]) -> Tensor:
+    given = [part for part in parts if part is not None]
+    return torch.stack([part.double() for part in given]).sum(0).to(given[-1].dtype)
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -184,3 +191,14 @@ def test_a_cast_to_a_dtype_that_the_policy_lacks(program: Callable[..., Tensor],
     assert torch.equal(ours, expected.float())
     got, theirs = (torch.autograd.grad(result.float().square().sum(), (x, w)) for result in (ours, expected))
     assert_equal(got, theirs)
+
+
+@pytest.mark.parametrize("first", [None, torch.arange(4), torch.ones(4, dtype=torch.float64)])
+def test_a_list_may_begin_with_what_autocast_does_not_cast(first: Tensor | None) -> None:
+    total = torch.ops.fxamp_registered.total
+    x = torch.rand(4)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = total([first, x])
+    assert not torch.equal(expected.float(), total([first, x]))
+    for lowering in ("eager", "aot_eager"):
+        assert torch.equal(compile_with(lambda x: total([first, x]), lowering)(x), expected.float())
