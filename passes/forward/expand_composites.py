@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, map_arg
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fxamp.capture.autocast_state import autocast_state
@@ -42,7 +41,7 @@ from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.cast_rules import INPUT_DTYPE
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.sites import site_of
-from fxamp.torch_private import is_dynamic, onednn_computes, size_oblivious
+from fxamp.torch_private import is_dynamic, make_fx, onednn_computes, size_oblivious
 from fxamp.torch_private.parts.fx import py_sym_types, tracing
 
 log = logging.getLogger(__name__)

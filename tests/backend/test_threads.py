@@ -14,8 +14,10 @@ def beside() -> Beside:
     return Beside(by_torch=True)
 
 
+@pytest.mark.parametrize("kernel", ["CompositeExplicitAutograd", "CompositeImplicitAutograd"])
 @pytest.mark.parametrize("how", ["rewrite", "backend"])
-def test_other_threads_do_not_notice_that_a_graph_is_captured(how: str, beside: Beside) -> None:
+def test_other_threads_do_not_notice_that_a_graph_is_captured(how: str, kernel: str, beside: Beside) -> None:
+    """An op with an implicit kernel is decomposed too, to find ops with rules in it."""
     library = torch.library.Library("fxamp_threads", "DEF")
 
     def visited(x: Tensor) -> Tensor:
@@ -25,7 +27,7 @@ def test_other_threads_do_not_notice_that_a_graph_is_captured(how: str, beside: 
 
     try:
         library.define("visited(Tensor x) -> Tensor")
-        library.impl("visited", visited, "CompositeExplicitAutograd")
+        library.impl("visited", visited, kernel)
 
         def program(x: Tensor) -> Tensor:
             return torch.ops.fxamp_threads.visited(x) @ x

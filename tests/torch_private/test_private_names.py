@@ -53,7 +53,6 @@ EVERYWHERE = {
     "torch.amp.autocast_mode._enter_autocast",
     "torch.amp.autocast_mode._exit_autocast",
     "torch.cuda._sleep",
-    "torch.fx.experimental.proxy_tensor.make_fx",
     "torch.fx.experimental.symbolic_shapes.DimDynamic",
     "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
     "torch.fx.experimental.symbolic_shapes.ShapeEnv",
