@@ -17,7 +17,7 @@ from fxamp.capture.function_writes import copy_marked_results, require_separate_
 from fxamp.capture.leaked_tensors import require_own_tensors
 from fxamp.capture.operands import part_operands
 from fxamp.capture.regions import IN_TRANSFORM, VERBATIM
-from fxamp.graph import attribute, dtype_of, fake_mode_of, graph_output, tensor_value
+from fxamp.graph import attribute, dtype_of, fake_mode_of, graph_output, returned, tensor_value
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies, gradient_hook, inner_graphs
 from fxamp.torch_private import without_saved_tensors_hooks
 
@@ -108,8 +108,7 @@ def _trace_function(node: Node, function: AutogradFunction, mode: FakeTensorMode
     forward = _trace_body(function.forward.module, _values(function.forward.operands, mode), mode)
     copy_marked_results(node, function, forward)
     function.forward.replace(forward)
-    results: Any = graph_output(forward.graph).args[0]
-    outputs, saved = results
+    outputs, saved = returned(forward.graph)
     incoming = [*_gradients(outputs), *saved]
     function.backward.replace(_trace_body(function.backward.module, _values(incoming, mode), mode))
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.capture.autograd_functions import marks_dirty
 from fxamp.errors import CaptureError
-from fxamp.graph import describe_source, graph_output, tensor_value
+from fxamp.graph import describe_source, returned, tensor_value
 from fxamp.graph.aliases import AliasSets
 from fxamp.graph.higher_order_ops import AutogradFunction
 
@@ -20,8 +20,7 @@ def require_separate_results(forward: GraphModule) -> None:
 
     Before torch 2.12 Dynamo also returns what each in-place call of a forward returns, which is the tensor itself.
     """
-    returned: Any = graph_output(forward.graph).args[0]
-    results = [leaf for leaf in pytree.tree_leaves(returned[0]) if isinstance(leaf, Node)]
+    results = [leaf for leaf in pytree.tree_leaves(returned(forward.graph)[0]) if isinstance(leaf, Node)]
     for result in results:
         target = _written(result)
         if target is not result and target in results:
@@ -65,8 +64,7 @@ def copy_marked_results(node: Node, function: AutogradFunction, forward: GraphMo
 def _returned_writes(forward: GraphModule) -> list[tuple[int, int]]:
     """Return which inputs ``forward`` writes to and returns, each with the index of the result that it is."""
     sets = AliasSets(forward.graph)
-    returned: Any = graph_output(forward.graph).args[0]
-    results = pytree.tree_leaves(returned[0])
+    results = pytree.tree_leaves(returned(forward.graph)[0])
     found = {}
     for at, node in enumerate(forward.graph.find_nodes(op="placeholder")):
         same = [index for index, leaf in enumerate(results) if _is_whole(leaf, node, sets)]

@@ -28,6 +28,7 @@ from fxamp.graph.nodes import (
     nodes_with_gradients,
     op_name,
     register,
+    returned,
     strip_values,
     subgraphs,
     tensor_stores,

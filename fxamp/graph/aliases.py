@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fxamp.graph.arguments import argument, arguments
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
-from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, graph_output, is_mutable, tensor_value
+from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, is_mutable, returned, tensor_value
 from fxamp.graph.opaque_writes import is_functional, written_inputs
 from fxamp.graph.tensor_wrappers import follows_input
 
@@ -220,8 +220,7 @@ def _effects(node: Node) -> list[_Effect]:
 
 def _effect(body: GraphModule, operands: tuple[Any, ...], saves: bool = False, dirty: Collection[int] = ()) -> _Effect:
     sets = AliasSets(body.graph)
-    returned: Any = graph_output(body.graph).args[0]
-    results = list(enumerate(pytree.tree_leaves(returned[0] if saves else returned)))
+    results = list(enumerate(pytree.tree_leaves(returned(body.graph)[0] if saves else returned(body.graph))))
     bound = [
         (inside, outside)
         for inside, outside in zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)

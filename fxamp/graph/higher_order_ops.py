@@ -9,7 +9,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph.nodes import graph_output
+from fxamp.graph.nodes import returned
 
 _ops = torch.ops.higher_order
 
@@ -87,7 +87,7 @@ def autograd_function(node: Node) -> AutogradFunction | None:
         return None
     forward = _body(node, 0, tuple(node.args[2:]))
     backward = _body(node, 1, ())
-    results: Any = graph_output(forward.module.graph).args[0]
+    results = returned(forward.module.graph)
     if not isinstance(results, (tuple, list)) or len(results) != 2:
         return None
     outputs, saved = results

@@ -193,6 +193,11 @@ def graph_output(graph: Graph) -> Node:
     return output
 
 
+def returned(graph: Graph) -> Any:
+    """Return the nodes and constants that the graph returns: a tuple or a list, in some graphs another tree."""
+    return graph_output(graph).args[0]
+
+
 def subgraphs(node: Node) -> Iterator[tuple[Node, GraphModule]]:
     """Yield the ``get_attr`` inputs of a node that hold graph modules (the bodies of a higher-order op), in order."""
     owner = node.graph.owning_module

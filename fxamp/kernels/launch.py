@@ -111,9 +111,7 @@ class _Launches:
         tables = _uploaded([_rows(launch.group, addresses) for launch in self.launches], device)
         launches = zip(self.launches, tables, strict=True)
         return replace(
-            self,
-            launches=tuple(replace(launch, table=table) for launch, table in launches),
-            addresses=addresses,
+            self, launches=tuple(replace(launch, table=table) for launch, table in launches), addresses=addresses
         )
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import AliasSets, fake_tensors, graph_output, nesting_change, source_frames, writes
+from fxamp.graph import AliasSets, fake_tensors, graph_output, nesting_change, returned, source_frames, writes
 from fxamp.graph.higher_order_ops import AutogradFunction, autograd_function, bodies
 from fxamp.graph_text import Entry, Listing
 from fxamp.graph_text.model import Source
@@ -74,8 +74,8 @@ def _kinds(gm: GraphModule) -> list[Kind]:
 
 def _flow_of_function(function: AutogradFunction, listing: Listing) -> Flow:
     """Return the flow of a Function's backward, which is measured separately."""
-    results: Any = graph_output(function.forward.module.graph).args[0]
-    kinds = [Kind.GRADIENT] * len(pytree.tree_leaves(results[0])) + [Kind.SAVED] * len(results[1])
+    results, saved = returned(function.forward.module.graph)
+    kinds = [Kind.GRADIENT] * len(pytree.tree_leaves(results)) + [Kind.SAVED] * len(saved)
     return flow_of(function.backward.module, listing, kinds)
 
 
@@ -184,7 +184,7 @@ class _GraphReader:
         for node in inputs:
             writers = [by for memory, by in self._writes if self._aliases.shared(memory, node)]
             self._values.add_after_run(node, self._at.get(node), writers)
-        leaves = pytree.tree_leaves(graph_output(self._gm.graph).args[0])
+        leaves = pytree.tree_leaves(returned(self._gm.graph))
         return [self._at.get(leaf) if isinstance(leaf, Node) else None for leaf in leaves]
 
     def _read(self, node: Node, kind: Kind) -> None:

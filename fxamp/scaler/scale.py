@@ -81,12 +81,7 @@ def map_tensors(outputs: Any, apply: Callable[[Tensor], Tensor]) -> Any:
     return make(mapped)
 
 
-def adapt_scale_(
-    scale: Tensor,
-    tracker: Tensor,
-    flags: Sequence[Tensor],
-    rule: ScaleRule,
-) -> None:
+def adapt_scale_(scale: Tensor, tracker: Tensor, flags: Sequence[Tensor], rule: ScaleRule) -> None:
     """Back off if any optimizer's flag is set; else count, and grow when the count reaches the interval. In place.
 
     Args:

@@ -16,12 +16,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, graph_output, tensor_value
+from fxamp.graph import GraphWriter, graph_output, returned, tensor_value
 from fxamp.graph.aliases import memory_readers
 from fxamp.kernels import hand_over as hand_over  # registers the op
 from fxamp.passes.backward.scale_backward import gradients
@@ -83,7 +82,7 @@ class HandOverGradients(TracedPass[Context]):
                     writer.call(torch.ops.fxamp.hand_over.default, [], weights, [], near=values[-1])
                 writer.call(torch.ops.fxamp.hand_over.default, values, weights, places, near=values[-1])
         names = {own.place: None if own.parameter is None else own.parameter.name for own in ready}
-        output.args = (tuple(None if at in names else node for at, node in enumerate(_returned(gm))),)
+        output.args = (tuple(None if at in names else node for at, node in enumerate(returned(gm.graph))),)
         output.meta[HANDED_OVER] = names
         drop_outputs(output, names)
         return Result(len(names), {"gradients": len(names)})
@@ -94,17 +93,12 @@ class HandOverGradients(TracedPass[Context]):
 
     def _dense(self, gm: GraphModule) -> Iterator[int]:
         """Yield the positions that hold dense gradients which the graph computes."""
-        returned = _returned(gm)
+        results = returned(gm.graph)
         for place in gradients(gm):
-            value = tensor_value(returned[place])
+            value = tensor_value(results[place])
             dense = value is not None and value.layout is torch.strided
-            if place in self.places and dense and returned[place].op != "placeholder":
+            if place in self.places and dense and results[place].op != "placeholder":
                 yield place
-
-
-def _returned(gm: GraphModule) -> tuple[Any, ...]:
-    returned: Any = graph_output(gm.graph).args[0]
-    return tuple(returned)
 
 
 def _gradients(gm: GraphModule, places: list[int]) -> Iterator[_Gradient]:
@@ -112,7 +106,7 @@ def _gradients(gm: GraphModule, places: list[int]) -> Iterator[_Gradient]:
     inputs = {node: node.meta.get("desc") for node in gm.graph.find_nodes(op="placeholder")}
     first = max((order[node] for node in inputs), default=0)
     for place in places:
-        node, owner = _returned(gm)[place], graph_output(gm.graph).meta["desc"][place].grad_of
+        node, owner = returned(gm.graph)[place], graph_output(gm.graph).meta["desc"][place].grad_of
         parameter = next((own for own, description in inputs.items() if description == owner), None)
         readers = () if parameter is None else memory_readers(parameter)
         reads = [order[reader] for reader in readers if reader.op != "output"]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import graph_output
+from fxamp.graph import returned
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.passes.shared.realize import RealizeStrides, is_realized
 from fxamp.torch_private import is_dynamic
@@ -32,9 +32,9 @@ class RealizeGradients(RealizeStrides):
     name = "realize-gradients"
 
     def selected(self, gm: GraphModule) -> list[Node]:
-        results: Any = graph_output(gm.graph).args[0]
-        returned = dict.fromkeys(_before_unscaling(results[at]) for at in gradients(gm))
-        return [node for node in returned if _may_be_in_channels_last(node.meta["val"]) and not is_realized(node)]
+        results = returned(gm.graph)
+        read = dict.fromkeys(_before_unscaling(results[at]) for at in gradients(gm))
+        return [node for node in read if _may_be_in_channels_last(node.meta["val"]) and not is_realized(node)]
 
 
 def _before_unscaling(gradient: Node) -> Node:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, graph_output
+from fxamp.graph import GraphWriter, graph_output, returned
 from fxamp.passes.base import Context, Result, TracedPass
 from fxamp.passes.shared.unscale_and_check import UnscaleWriter, in_float16
 from fxamp.passes.shared.widening import erase_unused
@@ -62,10 +62,10 @@ class ScaleBackward(TracedPass[Context]):
     name = "scale-backward"
 
     def requires(self, gm: GraphModule, context: Context) -> str | None:
-        outputs, described = graph_output(gm.graph).args[0], graph_output(gm.graph).meta.get("desc")
+        described = graph_output(gm.graph).meta.get("desc")
         if FLAGGED in graph_output(gm.graph).meta or not gradients(gm):
             return None if described is not None else "the outputs carry no descriptors"
-        if len(described or ()) != len(outputs):  # type: ignore[arg-type]
+        if len(described or ()) != len(returned(gm.graph)):
             return "the outputs carry no descriptors"
         return None if tangents(gm) else "there are gradients, but no tangents that they are made of"
 
@@ -82,8 +82,7 @@ class ScaleBackward(TracedPass[Context]):
             if not in_float16(tangent):
                 writer.scale(tangent)
         output = graph_output(gm.graph)
-        before = tuple(output.args[0])  # type: ignore[arg-type]
-        results = list(before)
+        before, results = returned(gm.graph), list(returned(gm.graph))
         with gm.graph.inserting_before(output):
             unscaled = writer.unscale([results[at] for at in places])
         for at, gradient in zip(places, unscaled.gradients, strict=True):
@@ -111,8 +110,7 @@ def tangents(gm: GraphModule) -> list[Node]:
 
 def gradients(gm: GraphModule) -> list[int]:
     """Return the positions of the outputs that are gradients of the forward's inputs."""
-    output = graph_output(gm.graph)
-    pairs = zip(output.args[0], output.meta.get("desc") or (), strict=False)  # type: ignore[arg-type]
+    pairs = zip(returned(gm.graph), graph_output(gm.graph).meta.get("desc") or (), strict=False)
     return [at for at, (node, desc) in enumerate(pairs) if _described(desc, "is_grad") and _differentiable(node)]
 
 

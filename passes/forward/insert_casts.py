@@ -44,6 +44,7 @@ from fxamp.graph import (
     graph_output,
     op_name,
     recompute,
+    returned,
     set_argument,
     tensor_value,
     writes,
@@ -301,8 +302,7 @@ class _Rewriter:
     def _function(self, node: Node, function: AutogradFunction) -> None:
         """Rewrite the forward for its operands' new dtypes, the backward for those of gradients and saved values."""
         self._body(function.forward.module, function.forward.operands)
-        results: Any = graph_output(function.forward.module.graph).args[0]
-        outputs, saved = results
+        outputs, saved = returned(function.forward.module.graph)
         values = pytree.tree_map(lambda n: n.meta["val"] if isinstance(n, Node) else n, outputs)
         incoming = [*pytree.tree_leaves(outputs), *saved]
         self._body(function.backward.module, incoming)
@@ -348,7 +348,7 @@ def _differ(a: Any, b: Any) -> bool:
 
 
 def _results(body: GraphModule) -> list[Any]:
-    results = pytree.tree_leaves(graph_output(body.graph).args[0])
+    results = pytree.tree_leaves(returned(body.graph))
     return [n.meta["val"] if isinstance(n, Node) else n for n in results]
 
 

@@ -35,6 +35,7 @@ from fxamp.graph import (
     graph_output,
     is_pure,
     nesting_change,
+    returned,
     subgraphs,
     tensor_value,
 )
@@ -73,11 +74,10 @@ class MeasureResults(Pass[Context]):
         return Result(len(names), {"measured": len(names)})
 
     def ensures(self, gm: GraphModule, context: Context) -> str | None:
-        output = graph_output(gm.graph)
-        names = output.meta.get(MEASURED)
+        names = graph_output(gm.graph).meta.get(MEASURED)
         if names is None:
             return "nothing says what is measured"
-        value = tensor_value(output.args[0][-1]) if names else None  # type: ignore[index]
+        value = tensor_value(returned(gm.graph)[-1]) if names else None
         if names and (value is None or tuple(value.shape) != (len(names),)):
             return f"{len(names)} values are measured, but the last output is {value}"
         return None
@@ -180,8 +180,8 @@ def _measured_bodies(node: Node) -> list[Body]:
     if function is not None:
         if node.kwargs.get("dirty_idx"):
             return []
-        results: Any = graph_output(function.forward.module.graph).args[0]
-        return [function.forward] if isinstance(results[0], (tuple, list)) else []
+        results, _ = returned(function.forward.module.graph)
+        return [function.forward] if isinstance(results, (tuple, list)) else []
     return bodies(node) if node.target in (*_CHECKPOINTS, _COND) else []
 
 
@@ -216,10 +216,8 @@ def _measure_bodies(
 
 def _return_constant(node: Node, function: AutogradFunction) -> Any:
     """Add the numbers of a Function's forward to the results of ``node``, without gradient; return their fake value."""
-    output = graph_output(function.forward.module.graph)
-    returned: Any = output.args[0]
-    results, saved, numbers = returned
-    output.args = (((*results, numbers), saved),)
+    results, saved, numbers = returned(function.forward.module.graph)
+    graph_output(function.forward.module.graph).args = (((*results, numbers), saved),)
     constant: Any = node.kwargs["non_differentiable_idx"]
     node.kwargs = {**node.kwargs, "non_differentiable_idx": [*constant, len(results)]}
     graph = function.backward.module.graph
@@ -234,7 +232,7 @@ def _pad(gm: GraphModule, context: Context, before: int, own: int, whole: int) -
     The branches of a cond return the same number of values. Return the fake value of what it returns.
     """
     output = graph_output(gm.graph)
-    results: Any = output.args[0]
+    results = returned(gm.graph)
     if own == whole:
         return results[-1].meta["val"]
     writer = GraphWriter(gm.graph, context.mode)

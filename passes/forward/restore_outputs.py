@@ -15,7 +15,6 @@ instead: what the compiled call returns. What a function reads that Dynamo skips
 
 import operator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -33,6 +32,7 @@ from fxamp.graph import (
     has_strides,
     is_data,
     nodes_with_gradients,
+    returned,
     same_strides,
     tensor_value,
 )
@@ -157,7 +157,7 @@ def _views_in_body(pick: Node, learning: set[Node], mode: FakeTensorMode) -> tup
         return None
     graph = known[0].module.graph
     learning |= nodes_with_gradients(graph, owner in learning)
-    results: Any = graph_output(graph).args[0]
+    results = returned(graph)
     root, views = _base(results[index], learning, mode)
     operands = dict(zip(graph.find_nodes(op="placeholder"), known[0].operands, strict=True))
     if root in operands:

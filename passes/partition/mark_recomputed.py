@@ -9,12 +9,11 @@
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxamp.graph import graph_output, is_random, tensor_value
+from fxamp.graph import is_random, returned, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.saved_values import PARTITIONERS_MARK, Memory, in_backward, keep_decision, owner
 from fxamp.policy import KeepRule
@@ -33,8 +32,7 @@ class MarkRecomputed(TracedPass[CastContext]):
 
     def run(self, gm: GraphModule, context: CastContext) -> Result:
         marked = 0
-        returned: Any = graph_output(gm.graph).args[0]
-        there = {owner(node) for node in returned[: self.results] if isinstance(node, Node)}
+        there = {owner(node) for node in returned(gm.graph)[: self.results] if isinstance(node, Node)}
         for node in _forward_values(gm):
             if node in there or PARTITIONERS_MARK in node.meta:
                 continue

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, tensor_value
+from fxamp.graph import GraphWriter, dtype_name, graph_output, module_path, returned, tensor_value
 from fxamp.graph_text import KeptValue, RuleRef
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.kept_packing import Packing, PackWriter, plan_packing
@@ -207,16 +207,15 @@ _OF_SAVED_NODES = ("saved_tensor_with_no_vc_check",)
 
 def _return_parts(output: Node, results: int, restore: list[Restore | None], parts: dict[int, list[Node]]) -> None:
     """Replace the saved values by their packed parts, with AOTAutograd's descriptors."""
-    returned: Any = output.args[0]
-    described: Any = output.meta.get("desc")
+    before, described = returned(output.graph), output.meta.get("desc")
     values: list[Any] = []
     descriptions: list[Any] = []
-    for at, node in enumerate(returned[results:]):
+    for at, node in enumerate(before[results:]):
         place = parts.get(at, []) if restore[at] is not None else [node]
         values += place
         if described is not None:
             descriptions += [described[results + at]] * len(place)
-    output.args = ((*returned[:results], *values),)
+    output.args = ((*before[:results], *values),)
     if described is not None:
         output.meta["desc"] = [*described[:results], *descriptions]
 

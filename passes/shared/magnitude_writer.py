@@ -7,7 +7,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, base_name, fake_tensors, floating_inputs, graph_output, tensor_value
+from fxamp.graph import GraphWriter, base_name, fake_tensors, floating_inputs, graph_output, returned, tensor_value
 from fxamp.passes.shared.magnitudes import MEASURED, converted_limits, is_conversion, passes_on
 from fxamp.torch_private import hint
 
@@ -45,7 +45,7 @@ class MagnitudeWriter:
         if not parts:
             return
         with gm.graph.inserting_before(output):
-            output.args = ((*output.args[0], self.joined(parts)),)  # type: ignore[misc]
+            output.args = ((*returned(gm.graph), self.joined(parts)),)
         if "desc" in output.meta:  # AOTAutograd's description of each output
             output.meta["desc"] = [*output.meta["desc"], None]
 

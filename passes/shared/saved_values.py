@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import graph_output, op_name, tensor_value
+from fxamp.graph import op_name, returned, tensor_value
 from fxamp.graph.aliases import is_view
 from fxamp.graph_text.totals import total
 from fxamp.passes.base import CastContext
@@ -84,9 +84,8 @@ def mark_without_gradient(gm: GraphModule, results: int) -> None:
 
     After its ``results`` the graph returns a gradient, or None, for each input.
     """
-    returned: Any = graph_output(gm.graph).args[0]
-    inputs = gm.graph.find_nodes(op="placeholder")
-    carrying = {node for node, gradient in zip(inputs, returned[results:], strict=False) if isinstance(gradient, Node)}
+    gradients = zip(gm.graph.find_nodes(op="placeholder"), saved(gm, results), strict=False)
+    carrying = {node for node, gradient in gradients if isinstance(gradient, Node)}
     for node in gm.graph.nodes:
         if node.op != "call_function" or in_backward(node):
             continue
@@ -98,8 +97,7 @@ def mark_without_gradient(gm: GraphModule, results: int) -> None:
 
 def saved(gm: GraphModule, results: int) -> Sequence[Any]:
     """Return the outputs of the forward ``gm`` after its first ``results`` ones."""
-    returned: Any = graph_output(gm.graph).args[0]
-    return tuple(returned[results:])
+    return tuple(returned(gm.graph)[results:])
 
 
 def saved_tensors(values: Sequence[Any]) -> list[Node]:
@@ -118,13 +116,12 @@ def memories(gm: GraphModule, results: int) -> list[Memory]:
 
     Memory that exists anyway is left out: inputs, constants, results, and values that share memory with them.
     """
-    returned: Any = graph_output(gm.graph).args[0]
-    there = [node for node in returned[:results] if isinstance(node, Node)]
+    there = [node for node in returned(gm.graph)[:results] if isinstance(node, Node)]
     there += [node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr")]
     owners_there = {owner(node) for node in there}
     storages_there = {key for node in there if (key := _storage(node)) is not None}
     groups: dict[Node, list[tuple[int, Node]]] = {}
-    for at, node in enumerate(returned[results:]):
+    for at, node in enumerate(saved(gm, results)):
         if tensor_value(node) is None or owner(node) in owners_there or _storage(node) in storages_there:
             continue
         groups.setdefault(owner(node), []).append((at, node))

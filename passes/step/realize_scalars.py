@@ -18,13 +18,7 @@ from fxamp.passes.shared.realize import Realize
 aten = torch.ops.aten
 
 _COSTLY = frozenset(
-    {
-        aten.pow.Tensor_Tensor,
-        aten.pow.Tensor_Scalar,
-        aten.pow.Scalar,
-        aten.exp.default,
-        aten.log.default,
-    }
+    {aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.exp.default, aten.log.default}
 )
 
 

@@ -150,11 +150,7 @@ class _Values:
     """
 
     def __init__(
-        self,
-        traced: Traced,
-        values: dict[Hashable, int],
-        names: Mapping[int, int],
-        zeros: frozenset[int] = frozenset(),
+        self, traced: Traced, values: dict[Hashable, int], names: Mapping[int, int], zeros: frozenset[int] = frozenset()
     ) -> None:
         import sympy  # type: ignore[import-untyped]
 

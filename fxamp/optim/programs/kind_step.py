@@ -170,10 +170,7 @@ class KindStep:
 
 
 def lower_kinds(
-    uses: Sequence[ProgramUse],
-    options: StepOptions,
-    places: Sequence[Sequence[int]],
-    tensors: Sequence[Tensor],
+    uses: Sequence[ProgramUse], options: StepOptions, places: Sequence[Sequence[int]], tensors: Sequence[Tensor]
 ) -> KindStep:
     """Rewrite the graph of the first kind and make it run for all of them.
 

@@ -11,7 +11,7 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.d
 
 #: Attributes of every optimizer; a step's result does not depend on them.
 COMMON = frozenset(vars(torch.optim.SGD([torch.zeros(1, device="cpu")], lr=0.1))) | {
-    *("_opt_called", "step", "grad_scale", "found_inf"),
+    *("_opt_called", "step", "grad_scale", "found_inf")
 }
 
 _LIFTED = "a number that the step reads when it runs"

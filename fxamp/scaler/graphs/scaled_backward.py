@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
-from fxamp.graph import graph_output, tensor_value
+from fxamp.graph import graph_output, returned, tensor_value
 from fxamp.optim.identity import has_identity
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, tangents
 from fxamp.passes.shared.unscale_and_check import in_float16
@@ -62,7 +62,7 @@ class Scaling(Participant):
 
     def read_backward(self, backward: GraphModule, lowering: str) -> None:
         """Raise OptionError if a gradient is sparse: Inductor's code for products of sparse tensors does not run."""
-        results: Any = graph_output(backward.graph).args[0]
+        results = returned(backward.graph)
         sparse = any(results[at].meta["val"].layout is not torch.strided for at in gradients(backward))
         if sparse and lowering == "inductor":
             raise OptionError(
@@ -91,7 +91,7 @@ class Scaling(Participant):
             scale = next(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder") if node.name == SCALE)
             narrow = _Float16Gradients.of(gm)
             compiled = compiler(gm, [*inputs, scale])
-            results: Any = graph_output(gm.graph).args[0]
+            results = returned(gm.graph)
             dense = all(has_identity(results[at].meta["val"]) for every in covered for at in every)
             return _wrap(compiled, self.scaler, scale.device, covered, narrow, dense)
 
@@ -113,8 +113,7 @@ class Scaling(Participant):
 
 def _may_cross_in_float16(forward: GraphModule, metadata: Any) -> bool:
     """Whether float16 gradients may enter or leave the backward of AOTAutograd's ``forward``."""
-    outputs: Any = graph_output(forward.graph).args[0]
-    nodes = (*forward.graph.find_nodes(op="placeholder"), *forward_results(outputs, metadata))
+    nodes = (*forward.graph.find_nodes(op="placeholder"), *forward_results(returned(forward.graph), metadata))
     return any(value is not None and value.dtype in HALVES for value in map(tensor_value, nodes))
 
 
@@ -133,10 +132,10 @@ class _Float16Gradients:
     def of(gm: GraphModule) -> "_Float16Gradients":
         """Return the float16 gradients of a graph that the pass has rewritten."""
         narrow = {node for node in tangents(gm) if in_float16(node)}
-        inputs, outputs = gm.graph.find_nodes(op="placeholder"), graph_output(gm.graph).args[0]
+        inputs, outputs = gm.graph.find_nodes(op="placeholder"), returned(gm.graph)
         return _Float16Gradients(
             tuple(at for at, node in enumerate(inputs) if node in narrow),
-            tuple(at for at in gradients(gm) if in_float16(outputs[at])),  # type: ignore[index]
+            tuple(at for at in gradients(gm) if in_float16(outputs[at])),
         )
 
     @property
