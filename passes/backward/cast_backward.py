@@ -20,18 +20,16 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from fxamp.graph import GraphWriter, computed, dtype_name, dtype_of, op_name, recompute
+from fxamp.graph import GraphWriter, computed, dtype_name, dtype_of, recompute
 from fxamp.passes.base import CastContext, Result, TracedPass
 from fxamp.passes.shared.accepted_dtypes import rejection
 from fxamp.passes.shared.autocast_regions import marked_lower
-from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, lacks_kernel
+from fxamp.passes.shared.backward_ops import backward_edit, follow_input_dtype, missing_kernel
 from fxamp.passes.shared.decision import Decision, decide, decision, inserted_for, overrule
-from fxamp.passes.shared.sites import site_of
-from fxamp.passes.shared.widening import CASTS, VIEWS
+from fxamp.passes.shared.saved_values import in_backward
+from fxamp.passes.shared.sites import ruling_on
+from fxamp.passes.shared.widening import CASTS, behind_views
 from fxamp.torch_private import without_autocast
-
-#: The value of ``node.meta["partitioner_tag"]`` on the backward's own ops.
-_BACKWARD = ("is_backward", "must_be_in_backward")
 
 _cast = torch.ops.prims.convert_element_type.default
 
@@ -66,12 +64,11 @@ class CastBackward(TracedPass[CastContext]):
 
 def _decide(node: Node, context: CastContext) -> bool:
     """Record the rule that applies to the node; return whether there is one."""
-    if not isinstance(node.target, OpOverload) or node.meta.get("partitioner_tag") not in _BACKWARD:
+    if not isinstance(node.target, OpOverload) or not in_backward(node):
         return False
     if decision(node) is not None or node.target._schema.is_mutable:
         return False
-    known = context.policy.plain_ruling(op_name(node), "backward")
-    ruling = context.policy.ruling(site_of(node, "backward")) if known is None else known
+    ruling = ruling_on(node, context.policy, "backward")
     lower = marked_lower(node, context)
     if ruling.rule is None or lower is None:
         return False
@@ -110,7 +107,7 @@ class _Writer:
         for source, dtype in edit.casts.items():
             node.replace_input_with(source, self._in_dtype(source, dtype, node, choice.rule.id))
         follow_input_dtype(node)
-        why = lacks_kernel(node, edit) or rejection(node, before) or recompute(node)
+        why = missing_kernel(node, edit) or rejection(node, before) or recompute(node)
         if why is not None:
             node.args, node.kwargs = arguments
             node.meta["val"] = value
@@ -123,11 +120,7 @@ class _Writer:
         """If ``node`` casts a result back to the dtype that it was computed in, use the result itself."""
         if node.target not in CASTS or inserted_for(node):
             return
-        views: list[Node] = []
-        source: Any = node.args[0]
-        while source.target in VIEWS:
-            views.append(source)
-            source = source.args[0]
+        source, views = behind_views(node.args[0])  # type: ignore[arg-type]
         wide = self._behind.get(source)
         if wide is None or not _only_converts(node, wide):
             return

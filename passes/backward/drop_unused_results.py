@@ -49,13 +49,13 @@ class DropUnusedResults(TracedPass[Context]):
         if not self.inputs:
             return Result(0)
         dropped = [node for node in gm.graph.find_nodes(op="placeholder") if node.name in self.inputs]
-        zeros = set(dropped)
+        zeros, writer = set(dropped), GraphWriter(gm.graph, context.mode)
         for node in list(gm.graph.nodes):
             if _is_zeros(node, zeros):
                 zeros.add(node)
             else:
-                _add(node, zeros, GraphWriter(gm.graph, context.mode))
-        _write(gm, zeros, GraphWriter(gm.graph, context.mode))
+                _add(node, zeros, writer)
+        _write(gm, zeros, writer)
         for node in reversed(list(gm.graph.nodes)):
             if node in zeros:
                 gm.graph.erase_node(node)

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import CUSTOM_AUTOCAST, VERBATIM, CustomAutocast, is_verbatim
 from fxamp.errors import BannedOpError
-from fxamp.graph import describe_source, is_mutable, module_path, op_name
+from fxamp.graph import describe_source, is_mutable, module_path
 from fxamp.graph.aliases import AliasSets, is_view
 from fxamp.graph.higher_order_ops import Body, autograd_function, bodies, gradient_hook
 from fxamp.passes.base import CastContext, Pass, Result
@@ -35,9 +35,9 @@ from fxamp.passes.shared.decision import Decision, decide, decision
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
 from fxamp.passes.shared.registered_autocast import REGISTERED_ID, is_registered, kernel_dtypes, registered_rule
 from fxamp.passes.shared.rule_arguments import require_arguments
-from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.sites import ruling_on, site_of
 from fxamp.passes.shared.whole_numbers import rounded_numbers
-from fxamp.policy import CastRule, Category, Ruling
+from fxamp.policy import CastRule, Category, Rule, Ruling
 from fxamp.policy.model.recipe import RECIPES_OF
 
 #: The categories that round inputs to 16 bits or fewer.
@@ -113,22 +113,24 @@ def _ruled(
     rule = ruling.rule
     if rule is None:
         return Decision(None, region.lower, _joined("no rule: follows its inputs", ruling.unknown))
-    if region.lower is None:
-        return Decision(None, None, f"autocast is disabled here, so rule {rule.id} does not apply")
-    if is_mutable(node):
-        return Decision(
-            None, region.lower, f"in-place and out= calls follow their inputs, so rule {rule.id} does not apply"
-        )
-    if is_view(node) and aliases().mutated(node):
-        return Decision(
-            None, region.lower, f"a view of written memory must stay a view, so rule {rule.id} does not apply"
-        )
-    rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
-    if rounds and _follows_policy(region) and (why := rounded_numbers(node, region.lower)):
+    why = _why_not(node, rule, region, aliases)
+    if why:
         return Decision(None, region.lower, f"{why}, so rule {rule.id} does not apply")
     if isinstance(rule, CastRule) and rule.cast is Category.BANNED:
         raise BannedOpError(_refusal(node, rule.advice, context))
     return Decision(rule, region.lower, _joined(rule.why, ruling.unknown), lost=ruling.lost, cached=region.cached)
+
+
+def _why_not(node: Node, rule: Rule, region: AutocastRegion, aliases: Callable[[], AliasSets]) -> str:
+    """Return why a rule that covers a call does not apply to it, "" if it does (2, 3)."""
+    if region.lower is None:
+        return "autocast is disabled here"
+    if is_mutable(node):
+        return "in-place and out= calls follow their inputs"
+    if is_view(node) and aliases().mutated(node):
+        return "a view of written memory must stay a view"
+    rounds = isinstance(rule, CastRule) and rule.cast in _ROUNDS
+    return rounded_numbers(node, region.lower) if rounds and _follows_policy(region) else ""
 
 
 def rule_on(node: Node, registered: CastRule | None, context: CastContext) -> Ruling:
@@ -139,7 +141,7 @@ def rule_on(node: Node, registered: CastRule | None, context: CastContext) -> Ru
     if not isinstance(node.target, OpOverload):
         return Ruling(None)
     policy = context.policy
-    ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node))
+    ruling = ruling_on(node, policy)
     if ruling.rule is None and isinstance(loss := linear_loss(node, context), LinearLoss):
         return replace(ruling, rule=loss.rule)
     if ruling.rule is None and is_registered(node, context):

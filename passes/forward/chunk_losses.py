@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import INSERTED, GraphWriter, all_graphs, all_nodes, argument, tensor_value
+from fxamp.graph import INSERTED, GraphWriter, all_graphs, all_nodes, argument, dtype_of, tensor_value
 from fxamp.graph.scope import Scope
 from fxamp.kernels.linear_cross_entropy import CHUNKED, WITH_LOG_SUMS
 from fxamp.kernels.loss_chunks import Gradients
@@ -60,8 +60,6 @@ def _cut(gm: GraphModule, context: CastContext) -> int:
 
 def _replace(match: LinearLoss, writer: GraphWriter, context: CastContext) -> None:
     loss, linear = match.loss, match.linear
-    dtype = tensor_value(linear)
-    assert dtype is not None
     why, choice = f"for {loss.name}: a chunk of its logits at a time", _decision(match, context)
     for node in match.moved:
         match.place.prepend(node)
@@ -74,7 +72,7 @@ def _replace(match: LinearLoss, writer: GraphWriter, context: CastContext) -> No
         gradients = str(Gradients.IN_BACKWARD) if match.log_sums else early
         call = writer.call(
             WITH_LOG_SUMS if match.log_sums else CHUNKED,
-            rows, weight, bias, target, *form, dtype.dtype, match.chunks, gradients,
+            rows, weight, bias, target, *form, dtype_of(linear), match.chunks, gradients,
             *([str(choice.rule.recipe)] if isinstance(choice.rule, CastRule) else []),
             near=loss, name="linear_cross_entropy",
         )  # fmt: skip

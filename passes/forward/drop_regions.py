@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
-from fxamp.graph import all_graphs
+from fxamp.graph import ENTER_AUTOCAST, all_graphs
 from fxamp.passes.base import CastContext, GraphwisePass, broken_by
-from fxamp.passes.shared.autocast_regions import ENTER, concerns, erase_region
+from fxamp.passes.shared.autocast_regions import concerns, erase_region
 
 
 @dataclass(frozen=True)
@@ -31,5 +31,5 @@ class DropRegions(GraphwisePass[CastContext]):
 
 
 def _marks(gm: GraphModule, context: CastContext) -> list[Node]:
-    marks = (node for node in gm.graph.nodes if node.target is ENTER and VERBATIM not in node.meta)
+    marks = (node for node in gm.graph.nodes if node.target is ENTER_AUTOCAST and VERBATIM not in node.meta)
     return [mark for mark in marks if concerns(mark, context)]

@@ -40,7 +40,7 @@ from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.autocast_regions import AutocastRegion, outermost, walk
 from fxamp.passes.shared.cast_rules import INPUT_DTYPE
 from fxamp.passes.shared.linear_losses import LinearLoss, linear_loss
-from fxamp.passes.shared.sites import site_of
+from fxamp.passes.shared.sites import ruling_on
 from fxamp.torch_private import is_dynamic, make_fx, onednn_computes, size_oblivious
 from fxamp.torch_private.parts.fx import py_sym_types, tracing
 
@@ -123,9 +123,7 @@ class _Expander:
         """Whether a rule applies to the call, whose module is that of ``within``."""
         if not isinstance(node.target, OpOverload):
             return False
-        policy = self._context.policy
-        ruling = policy.plain_ruling(op_name(node)) or policy.ruling(site_of(node, within=within))
-        return ruling.rule is not None
+        return ruling_on(node, self._context.policy, within=within).rule is not None
 
     def _signature(self, node: Node, region: AutocastRegion, within: Node) -> Hashable:
         """Return what decides whether a composite is expanded: its decomposition, and its module if rules need it."""

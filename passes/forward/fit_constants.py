@@ -50,11 +50,10 @@ class FitConstants(GraphwisePass[CastContext]):
 
 
 def _fit(node: Node, writer: GraphWriter) -> int:
-    changed = 0
-    for name, value, limits in _misfits(node):
+    misfits = _misfits(node)
+    for name, value, limits in misfits:
         set_argument(node, name, min(max(value, limits.min), limits.max))
-        changed += 1
-    return changed + _fit_tensor(node, writer)
+    return len(misfits) + _fit_tensor(node, writer)
 
 
 def _misfits(node: Node) -> list[tuple[str, float, torch.finfo]]:

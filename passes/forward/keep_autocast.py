@@ -16,9 +16,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM, is_verbatim
-from fxamp.graph import fake_tensors
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors
 from fxamp.passes.base import CastContext, GraphwisePass
-from fxamp.passes.shared.autocast_regions import ENTER, EXIT, outermost, walk
+from fxamp.passes.shared.autocast_regions import outermost, walk
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,19 @@ class KeepAutocast(GraphwisePass[CastContext]):
         added = 0
         for dtype, group in groupby(pairs, key=lambda pair: pair[1]):
             nodes = [node for node, _ in group]
-            if dtype is None or _marked(nodes[0]) or not any(fake_tensors(node.meta.get("val")) for node in nodes):
+            enclosed = nodes[0].target is ENTER_AUTOCAST  # by an earlier run of the pass
+            if dtype is None or enclosed or not any(fake_tensors(node.meta.get("val")) for node in nodes):
                 continue
             _enclose(nodes, context.policy.device, dtype)
             added += 1
         return added
 
 
-def _marked(node: Node) -> bool:
-    """Whether the pass has enclosed ``node`` before."""
-    return node.target is ENTER
-
-
 def _enclose(nodes: list[Node], device: str, dtype: torch.dtype) -> None:
     graph = nodes[0].graph
     with graph.inserting_before(nodes[0]):
-        enter = graph.call_function(ENTER, (device, dtype, True, False))
+        enter = graph.call_function(ENTER_AUTOCAST, (device, dtype, True, False))
     with graph.inserting_after(nodes[-1]):
-        leave = graph.call_function(EXIT, (enter,))
+        leave = graph.call_function(EXIT_AUTOCAST, (enter,))
     for mark in (enter, leave):
         mark.meta.update({"val": None, VERBATIM: "for what is left verbatim"})

@@ -101,9 +101,7 @@ class _Rebuilder:
 
     def restore(self, node: Node, dtype: torch.dtype) -> Node:
         """Return ``node`` in ``dtype``; the same result for the same node."""
-        if (node, dtype) not in self._made:
-            self._made[node, dtype] = self._build(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
-        return self._made[node, dtype]
+        return self._rebuilt(node, dtype) if self._shares_memory(node) else self._cast(node, dtype)
 
     def _shares_memory(self, node: Node) -> bool:
         outputs = [leaf for leaf in pytree.tree_leaves(self._output.args[0]) if isinstance(leaf, Node)]

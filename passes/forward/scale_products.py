@@ -74,7 +74,7 @@ class Operands:
 
 
 def operands_of(product: Node) -> Operands:
-    """Return the operands of a call, before this pass, that can run in fp8; None for other calls."""
+    """Return the operands of a product of :data:`_PRODUCTS`, as it is before this pass."""
     return _PRODUCTS[op_name(product).removesuffix(".default")](product)
 
 

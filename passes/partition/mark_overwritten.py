@@ -17,7 +17,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxamp.graph.aliases import is_view, memory_readers
+from fxamp.graph.aliases import memory_readers
 from fxamp.graph.nodes import fake_tensors, graph_output
 from fxamp.graph.writer import GraphWriter
 from fxamp.passes.base import Context, Result, TracedPass
@@ -41,7 +41,7 @@ class MarkOverwritten(TracedPass[Context]):
                 calls = [_copy(written, calls, GraphWriter(gm.graph, context.mode))]
                 copied += 1
             for call in calls:
-                if PARTITIONERS_MARK not in call.meta and not _is_view(call):
+                if PARTITIONERS_MARK not in call.meta and view_base(call) is None:
                     call.meta[PARTITIONERS_MARK] = CheckpointPolicy.MUST_SAVE
                     marked += 1
         return Result(marked + copied, {"marked": marked, "copied": copied})
@@ -59,10 +59,6 @@ def _readers(written: Node) -> list[Node]:
     """Return the calls that read elements of ``written``, and its views (3)."""
     calls = (node for node in memory_readers(written) if node.op == "call_function" and node.target is not _COPY)
     return [node for node in calls if fake_tensors(node.meta.get("val")) and "batch_norm" not in str(node.target)]
-
-
-def _is_view(call: Node) -> bool:
-    return is_view(call) or view_base(call) is not None
 
 
 def _copy(written: Node, readers: list[Node], writer: GraphWriter) -> Node:

@@ -84,12 +84,11 @@ class PackKept(TracedPass[CastContext]):
             for memory in memories(gm, self.results):
                 decided = keep_decision(memory, context)
                 plan = _plan(memory, decided, context.policy.device if self.inspected else "")
-                outcome = _pack(memory, plan, decided.rule, writer) if isinstance(plan, Packing) else None
-                if outcome is not None:
-                    node, packing, parts[memory.at[0]] = outcome
+                if isinstance(plan, Packing):
+                    node, parts[memory.at[0]] = _pack(memory, plan, decided.rule, writer)
                     for at, view in zip(memory.at, memory.views, strict=True):
-                        restore[at] = Restore(packing, memory.at[0], _views(node, view))
-                values.append(_report(memory, decided, plan, None if outcome is None else outcome[2]))
+                        restore[at] = Restore(plan, memory.at[0], _views(node, view))
+                values.append(_report(memory, decided, plan, parts.get(memory.at[0])))
         _return_parts(output, self.results, restore, parts)
         output.meta[RESTORE], output.meta[KEPT_VALUES] = tuple(restore), tuple(values)
         return Result(len(parts), {"packed": len(parts)})
@@ -175,16 +174,15 @@ def _reads_numbers(view: Node) -> bool:
     return any(not isinstance(n.meta.get("val"), (Tensor, list, tuple)) for n in view.all_input_nodes)
 
 
-def _pack(
-    memory: Memory, packing: Packing, rule: KeepRule | None, writer: GraphWriter
-) -> tuple[Node, Packing, list[Node]]:
+def _pack(memory: Memory, packing: Packing, rule: KeepRule | None, writer: GraphWriter) -> tuple[Node, list[Node]]:
+    """Return the node that is packed, and the parts that it becomes."""
     assert rule is not None
     node = _packed_node(memory, rule)
     with writer.graph.inserting_before(_place(node)):
         parts = PackWriter(writer).pack(node, packing, f"kept for the backward: rule {rule.id}")
     for part in parts:
         part.meta.update({key: node.meta[key] for key in _OF_SAVED_NODES if key in node.meta})
-    return node, packing, parts
+    return node, parts
 
 
 def _place(node: Node) -> Node:

@@ -8,11 +8,8 @@ from torch.fx import GraphModule, Node
 
 from fxamp.capture import VERBATIM
 from fxamp.capture.autocast_state import casts_to
-from fxamp.graph import ENTER_AUTOCAST as ENTER
-from fxamp.graph import EXIT_AUTOCAST as EXIT
+from fxamp.graph import ENTER_AUTOCAST, EXIT_AUTOCAST
 from fxamp.passes.base import CastContext
-
-__all__ = ["ENTER", "EXIT", "AutocastRegion", "concerns", "mark_region", "marked_lower", "outermost", "walk"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,10 @@ def walk(gm: GraphModule, context: CastContext, region: AutocastRegion) -> Itera
     for node in list(gm.graph.nodes):
         if VERBATIM in node.meta:
             yield node, region
-        elif node.target is ENTER:
+        elif node.target is ENTER_AUTOCAST:
             outer.append(region)
             region = _entered(node, region, context)
-        elif node.target is EXIT:
+        elif node.target is EXIT_AUTOCAST:
             region = outer.pop()
         else:
             yield node, region
@@ -88,7 +85,7 @@ def concerns(mark: Node, context: CastContext) -> bool:
 
 def erase_region(mark: Node) -> None:
     """Remove the marks where a region begins, ``mark``, and where it ends."""
-    for node in [*(user for user in mark.users if user.target is EXIT), mark]:
+    for node in [*(user for user in mark.users if user.target is EXIT_AUTOCAST), mark]:
         mark.graph.erase_node(node)
 
 

@@ -27,7 +27,7 @@ def backward_edit(rule: Rule, node: Node, lower: torch.dtype, context: CastConte
     return Edit({source: d for source, d in edit.casts.items() if d not in NARROW or source not in exact}, edit.kwargs)
 
 
-def lacks_kernel(node: Node, edit: Edit) -> str | None:
+def missing_kernel(node: Node, edit: Edit) -> str | None:
     """Return why the op cannot run on 16-bit inputs, or None: a backward lacks a kernel if its forward does."""
     if not any(dtype in NARROW for dtype in edit.casts.values()):
         return None

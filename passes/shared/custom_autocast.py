@@ -4,9 +4,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.capture import inlined_call
-from fxamp.graph import GraphWriter
+from fxamp.graph import ENTER_AUTOCAST, GraphWriter
 from fxamp.passes.base import CastContext
-from fxamp.passes.shared.autocast_regions import ENTER, erase_region
+from fxamp.passes.shared.autocast_regions import erase_region
 from fxamp.passes.shared.decision import Decision, decide
 
 _WHY = "custom_fwd(cast_inputs=...) casts the inputs"
@@ -53,10 +53,9 @@ def cast_inlined(node: Node, context: CastContext, in_function: bool) -> bool:
 
 def drop_outermost_region(body: GraphModule) -> None:
     """Remove the region in which ``custom_bwd`` disabled autocast, as in the captured forward: now autocast is on."""
-    enters = [node for node in body.graph.nodes if node.target is ENTER]
-    if not enters:
-        return
-    erase_region(enters[0])
+    enter = next((node for node in body.graph.nodes if node.target is ENTER_AUTOCAST), None)
+    if enter is not None:
+        erase_region(enter)
 
 
 def before_custom_cast(node: Node) -> Node:

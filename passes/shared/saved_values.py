@@ -172,7 +172,7 @@ def readers(node: Node) -> Iterator[Node]:
 
 def moves_only(call: Node) -> bool:
     """Whether ``call`` is a view, a copy or a cast."""
-    return view_base(call) is not None or is_view(call) or call.target in (*CASTS, *_HIDDEN_VIEWS, *_COPIES)
+    return view_base(call) is not None or call.target in (*CASTS, *_COPIES)
 
 
 def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from fxamp.graph import arguments, base_name, module_classes, module_path, op_name
 from fxamp.graph.aliases import is_view
-from fxamp.policy import Site, Symbol, TensorFacts
+from fxamp.policy import Policy, Ruling, Site, Symbol, TensorFacts
 from fxamp.policy.model.site import Number, Value, product
 
 #: Ops that copy or convert values and compute nothing.
@@ -46,6 +46,11 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
     )
 
 
+def ruling_on(node: Node, policy: Policy, region: str = "forward", within: Node | None = None) -> Ruling:
+    """Return the policy's ruling for a call at :func:`site_of`, which few policies have to know."""
+    return policy.plain_ruling(op_name(node), region) or policy.ruling(site_of(node, region, within))
+
+
 def computes(node: Node, dtype: object) -> bool:
     """Whether a call does more than view, copy or convert values, and does not name its dtype itself."""
     return base_name(node) not in MOVES and not is_view(node) and dtype is None
@@ -53,7 +58,7 @@ def computes(node: Node, dtype: object) -> bool:
 
 def facts_of(tensor: torch.Tensor) -> TensorFacts:
     """Return the properties of a tensor that conditions can test."""
-    return TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(map(_size, tensor.shape)))
+    return TensorFacts(str(tensor.dtype).removeprefix("torch."), tuple(map(_number, tensor.shape)))
 
 
 def _value(value: Any) -> Value:
@@ -70,12 +75,8 @@ def _value(value: Any) -> Value:
     return str(value).removeprefix("torch.")
 
 
-def _number(number: Any) -> bool | int | float | Symbol:
-    return number if isinstance(number, (bool, int, float)) else Symbol(str(number))
-
-
-def _size(size: int | torch.SymInt) -> Number:
-    return size if isinstance(size, int) else Symbol(str(size))
+def _number(number: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> Number:
+    return number if isinstance(number, int) else Symbol(str(number))
 
 
 def _reduces(node: Node, args: dict[str, Value]) -> Number | None:

@@ -32,11 +32,7 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
 
     ``write(op, *args)`` inserts a node; it is called to repeat the views between the cast and ``node``.
     """
-    views: list[Node] = []
-    behind = node
-    while behind.target in VIEWS:
-        views.append(behind)
-        behind = behind.args[0]  # type: ignore[assignment]
+    behind, views = behind_views(node)
     narrow = _widened(behind)
     if narrow is None:
         return node
@@ -44,6 +40,15 @@ def before_widening(node: Node, write: Callable[..., Node]) -> Node:
         assert callable(view.target)
         narrow = write(view.target, narrow, *view.args[1:])
     return narrow
+
+
+def behind_views(node: Node) -> tuple[Node, list[Node]]:
+    """Return what ``node`` is a view of, or ``node`` itself, and the views between the two, the last one first."""
+    views: list[Node] = []
+    while node.target in VIEWS:
+        views.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return node, views
 
 
 def erase_unused(node: Node) -> None:

@@ -13,6 +13,7 @@ Inductor supports symbolic floats only as constants. A replayed CUDA graph reads
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,12 @@ import torch
 from torch import SymFloat
 from torch.fx import GraphModule, Node
 
-from fxamp.graph import GraphWriter, first_computation
+from fxamp.graph import GraphWriter, dtype_of, first_computation
 from fxamp.graph.depth_first import depth_first
 from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 #: Name of the new input.
 NUMBERS = "numbers"
@@ -85,7 +85,7 @@ class LiftScalars(Pass[Context]):
         writer = _Writer(gm, context, inputs)
         rewritten = 0
         for node in list(gm.graph.nodes):
-            if node.op == "call_function" and node not in writer.new and (_reads_scalar(node) or _is_scalar(node)):
+            if node.op == "call_function" and (_reads_scalar(node) or _is_scalar(node)):
                 with gm.graph.inserting_before(node):
                     writer.rewrite(node)
                 rewritten += 1
@@ -144,7 +144,7 @@ class _Writer:
 
     def __init__(self, gm: GraphModule, context: Context, inputs: list[Node]) -> None:
         self._graph, self._writer = gm.graph, GraphWriter(gm.graph, context.mode)
-        self.new: set[Node] = set()
+        self._call: Callable[..., Node] = self._writer.call
         tensors = (
             n.meta["val"] for n in gm.graph.find_nodes(op="placeholder") if isinstance(n.meta["val"], torch.Tensor)
         )
@@ -155,25 +155,22 @@ class _Writer:
 
     def _one_input(self, inputs: list[Node]) -> None:
         numbers = self._writer.input(NUMBERS, len(inputs), dtype=torch.float64, device=self._device, before=inputs[0])
-        first = first_computation(self._graph)
-        with self._graph.inserting_before(first):
+        with self._graph.inserting_before(first_computation(self._graph)):
             for at, node in enumerate(inputs):
                 self._of[node] = self._call(aten.select.int, numbers, 0, at)
 
     def rewrite(self, node: Node) -> None:
         """Apply rules 1 and 2, by the tables."""
         if node.target is aten._local_scalar_dense.default:
-            self._of[node] = self._call(prims.convert_element_type.default, node.args[0], torch.float64)
+            self._of[node] = self._writer.in_dtype(node.args[0], torch.float64)  # type: ignore[arg-type]
             return
         if _is_scalar(node):
-            operands = [self._number(value) for value in node.args]
+            operands = [self._rounded(value, torch.float64) for value in node.args]
             self._of[node] = self._call(_ARITHMETIC[node.target], *operands)
             return
         new = self._tensor_op(node)
-        value = node.meta["val"]
-        if isinstance(value, torch.Tensor) and value.dtype is not new.meta["val"].dtype:
-            new = self._call(prims.convert_element_type.default, new, value.dtype)
-        node.replace_all_uses_with(new)
+        dtype = dtype_of(node)
+        node.replace_all_uses_with(new if dtype is None else self._writer.in_dtype(new, dtype))
         self._graph.erase_node(node)
 
     def _tensor_op(self, node: Node) -> Node:
@@ -204,8 +201,7 @@ class _Writer:
 
     def _wide(self, value: Any) -> Any:
         """Return a 16-bit tensor in float32; other values unchanged."""
-        narrow = isinstance(value, Node) and getattr(value.meta["val"], "dtype", None) in NARROW
-        return self._call(prims.convert_element_type.default, value, torch.float32) if narrow else value
+        return self._writer.in_dtype(value, torch.float32) if dtype_of(value) in NARROW else value
 
     def _operand(self, value: Any, node: Node) -> Any:
         result = node.meta["val"]
@@ -216,16 +212,4 @@ class _Writer:
         """Return a symbolic float as a tensor that the op can take; other values unchanged."""
         if isinstance(value, (int, float)):
             return self._call(aten.full.default, [], float(value), dtype=dtype, device=self._device)
-        if not _is_scalar(value):
-            return value
-        return self._call(prims.convert_element_type.default, self._of[value], dtype)
-
-    def _number(self, value: Any) -> Node:
-        if isinstance(value, Node):
-            return self._of[value]
-        return self._call(aten.full.default, [], float(value), dtype=torch.float64, device=self._device)
-
-    def _call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        node = self._writer.call(op, *args, **kwargs)
-        self.new.add(node)
-        return node
+        return self._writer.in_dtype(self._of[value], dtype) if _is_scalar(value) else value

@@ -20,7 +20,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, first_computation
-from fxamp.kernels.blockwise_8bit import CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
+from fxamp.kernels.blockwise_8bit import BLOCK, CODES, SCALES, block_scales, decode, draw_key, encode, stochastic_round
 from fxamp.passes.base import Context, Pass, Result, broken_by
 from fxamp.torch_dtypes import NARROW
 
@@ -105,16 +105,13 @@ class _Packer:
 
     def _inputs(self, node: Node, form: str) -> list[Node]:
         count, device = node.meta["val"].numel(), node.meta["val"].device
+        kinds = [("codes", count, torch.uint8), ("scales", -(-count // BLOCK), SCALES)]
         if form in _NARROW:
-            parts = [
-                self._writer.input(f"{node.target}_stored", count, dtype=_NARROW[form], device=device, before=node)
-            ]
-        else:
-            codes = self._writer.input(f"{node.target}_codes", count, dtype=torch.uint8, device=device, before=node)
-            scales = self._writer.input(
-                f"{node.target}_scales", -(-count // 256), dtype=SCALES, device=device, before=node
-            )
-            parts = [codes, scales]
+            kinds = [("stored", count, _NARROW[form])]
+        parts = [
+            self._writer.input(f"{node.target}_{kind}", size, dtype=dtype, device=device, before=node)
+            for kind, size, dtype in kinds
+        ]
         for at, part in enumerate(parts):
             part.meta |= {key: value for key, value in node.meta.items() if key != "val"} | {STORED: True}
             part.meta[ROLE] = node.meta[ROLE] + ("_scales" if at else "")
