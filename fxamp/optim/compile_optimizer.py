@@ -15,6 +15,7 @@ from fxamp.lowering_names import STEP_LOWERINGS
 from fxamp.optim.bound_step import has_pre_hooks, own_step, run_pre_hooks
 from fxamp.optim.clip import require_max_norm
 from fxamp.optim.compiled_optimizer import CompiledOptimizer
+from fxamp.optim.gradients import reciprocal
 from fxamp.optim.in_backward import steps_in_backward
 from fxamp.optim.precision.state_precision import complete_state, unpack_state
 from fxamp.optim.programs.lowering import StepOptions
@@ -22,7 +23,6 @@ from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.optim.tracing.stand_ins import needs_arguments, replaced_step
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
-from fxamp.torch_dtypes import widest_float
 
 
 @named_arguments
@@ -112,8 +112,7 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
                 complete_state(self, compiled.precision.table)
             stepped(self)
             return loss if loss is not None else result
-        wide = None if scale is None else scale.to(widest_float(scale.device))
-        inverse = None if wide is None else wide.reciprocal().float().reshape(())
+        inverse = None if scale is None else reciprocal(scale).reshape(())
         bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(clip_norm, inverse))
         stepped(self)
         return loss
@@ -140,8 +139,8 @@ def _clip_in_memory(optimizer: torch.optim.Optimizer, clip_norm: float | None) -
     if clip_norm is None:
         return
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = optimized_parameters(optimizer)
     if scale is not None:
-        torch._foreach_div_([p.grad for p in parameters], scale)
+        torch._foreach_div_([parameter.grad for parameter in parameters if parameter.grad is not None], scale)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     torch.nn.utils.clip_grad_norm_(parameters, clip_norm)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fxamp.optim.shards import WHOLE, Spread, all_plain, local, settle_gradient, spread_of
 from fxamp.torch_devices import moved
+from fxamp.torch_dtypes import widest_float
 
 _grad, _device, _dtype, _layout = map(attrgetter, ("grad", "device", "dtype", "layout"))
 
@@ -116,6 +117,11 @@ def _grouped(parameters: Iterable[Tensor], by_spread: bool) -> list[GradientGrou
             group.parameters.append(parameter)
             group.gradients.append(stored)
     return list(groups.values())
+
+
+def reciprocal(scale: Tensor) -> Tensor:
+    """1 / scale in float32, computed in float64 and rounded once as torch does; in float32 on mps."""
+    return scale.to(widest_float(scale.device)).reciprocal().float()
 
 
 def multiply_(gradients: Gradients, factor: Tensor) -> None:

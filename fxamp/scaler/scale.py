@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.kernels.loss_scale_update import update_scale_
-from fxamp.torch_dtypes import widest_float
 
 Owner = weakref.ReferenceType[Tensor] | None
 """The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
@@ -54,11 +53,6 @@ def times(value: Tensor, factor: Tensor) -> Tensor:
     """``value`` times a 0-dim float32, in float32 at least, rounded to the dtype of ``value``."""
     wide = value.to(torch.promote_types(value.dtype, torch.float32))
     return (wide * factor).to(value.dtype)
-
-
-def reciprocal(scale: Tensor) -> Tensor:
-    """1 / scale, 0-dim float32, computed in float64 and rounded once as torch does; in float32 on mps."""
-    return scale.to(widest_float(scale.device)).reciprocal().float()
 
 
 def map_tensors(outputs: Any, apply: Callable[[Tensor], Tensor]) -> Any:

@@ -30,7 +30,7 @@ from fxamp.optim.kernels.step_triton import KERNEL_NAMES, StepInputs
 from fxamp.optim.packed_tensor import PackedTensor, in_memory_order
 from fxamp.optim.precision.state_precision import parts_of, streams
 from fxamp.optim.programs.any_size import for_every_size, of_any_size
-from fxamp.optim.programs.batch import Batch, batches
+from fxamp.optim.programs.batch import Batch, Columns, batches
 from fxamp.optim.programs.lowering import (
     Numbers,
     StepOptions,
@@ -50,8 +50,9 @@ from fxamp.passes.step.spread_fills import FILLS
 
 SHARED = (INVERSE, COEFFICIENT, FLAG)
 
-Columns = Sequence[Sequence[Tensor]]
-Run = Callable[[Columns, list[list[Any]], Sequence[Tensor]], None]
+#: Steps the members. It takes what returns the columns of their tensors, each kind's numbers, the factors and the flag,
+#: and the addresses of all of the layout's tensors, or None.
+Run = Callable[[Callable[[], Columns], list[list[Any]], Sequence[Tensor], list[int] | None], None]
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,11 @@ class KindStep:
 
     Attributes:
         uses: the kinds; the program is the first one's.
-        run: takes the columns of the members' tensors, each kind's numbers, and the factors and the flag.
+        run: steps the members.
         members: the parameters.
         numbers: for each kind, its lifted floats on the device; none if floats are passed as Python numbers.
         source: the generated source code; None for "aot_eager".
+        launches: whether a kernel reads the layout's own tensors, so that their addresses show if one has moved.
         streams: for each member, 0-dim int32 on its device; none if nothing is rounded stochastically.
     """
 
@@ -121,6 +123,7 @@ class KindStep:
     members: Members
     numbers: "tuple[Numbers, ...]"
     source: str | None
+    launches: bool
     streams: tuple[Tensor, ...] = ()
 
     @property
@@ -143,11 +146,6 @@ class KindStep:
         lists = [self.traced.inputs(use.translated(floats)) for use in self.uses]
         return [[on.on_device(own)] for on, own in zip(self.numbers, lists, strict=True)] if self.numbers else lists
 
-    @property
-    def launches(self) -> bool:
-        """Whether the kernel reads the layout's own tensors, so that their addresses show if one has moved."""
-        return isinstance(self.run, _AllAtOnce) and self.run.direct
-
     @torch.no_grad()
     def __call__(
         self,
@@ -156,17 +154,11 @@ class KindStep:
         extras: Sequence[Tensor],
         addresses: list[int] | None = None,
     ) -> None:
-        numbers = self.numbers_by_kind(floats)
-        launched = self.run if isinstance(self.run, _AllAtOnce) else None
-        if launched is not None and launched.again(addresses, numbers, extras):
-            return
-        columns = self.members.tensors(tensors)
-        if self.streams:
-            columns.append(self.streams)
-        if launched is None:
-            self.run(columns, numbers, extras)
-        else:
-            launched(columns, numbers, extras, addresses)
+        def columns() -> Columns:
+            own = self.members.tensors(tensors)
+            return [*own, self.streams] if self.streams else own
+
+        self.run(columns, self.numbers_by_kind(floats), extras, addresses if self.launches else None)
 
 
 def lower_kinds(
@@ -198,13 +190,13 @@ def lower_kinds(
     stochastic = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
     together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or stochastic)
     small = tuple(_batches(gm, members, tensors)) if together else ()
-    run, source = _lowered(gm, traced, options, kernel_for, direct, members.kinds, small)
+    run, source = _lowered(gm, traced, options, kernel_for, members.kinds, small)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     positions = [at for use in uses for at in use.kind.members]
     seed = 0 if options.precision is None else options.precision.seed
     random_streams = streams(seed, positions).to(device).unbind() if stochastic else ()
-    return KindStep(tuple(uses), run, members, numbers, source, random_streams)
+    return KindStep(tuple(uses), run, members, numbers, source, kernel and direct, random_streams)
 
 
 def _lowered(
@@ -212,7 +204,6 @@ def _lowered(
     traced: Traced,
     options: StepOptions,
     target: StepTarget | None,
-    direct: bool,
     kinds: tuple[int, ...],
     small: tuple[Batch, ...],
 ) -> tuple[Run, str | None]:
@@ -221,14 +212,14 @@ def _lowered(
             generated = StepKernel(gm, kernel_inputs(gm), target)
         except NotGeneratedError as why:
             raise NotCompilableError(f"no kernel can be generated: {why}") from why
-        return _AllAtOnce(generated, kinds, direct), generated.source
+        return _AllAtOnce(generated, kinds), generated.source
     if options.lowering == "aot_eager":
         return _for_each(gm, kinds), None
     if device_type(gm) != "cpu":
         raise NotCompilableError(f"parameters on {device_type(gm)} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
-    compiled, source = by_inductor(sized, traced, options)
+    compiled, source = by_inductor(sized, traced)
     return _for_each(for_every_size(gm, traced.mode, sized, compiled), kinds, small), source
 
 
@@ -238,48 +229,43 @@ def device_type(gm: GraphModule) -> str:
 
 
 class _AllAtOnce:
-    """Launches a kernel for all parameters.
+    """Launches a kernel for all parameters; ``kinds``: the kind of each."""
 
-    ``kinds``: the kind of each. ``direct``: whether the kernel reads the layout's tensors themselves, not copies in
-    another memory order or parts of packed tensors.
-    """
-
-    def __init__(self, generated: StepKernel, kinds: tuple[int, ...], direct: bool) -> None:
-        self.direct = direct
+    def __init__(self, generated: StepKernel, kinds: tuple[int, ...]) -> None:
         self._generated, self._kinds = generated, kinds
         self._spread = functools.lru_cache(maxsize=1)(self._spread_numbers)
 
-    def again(self, addresses: list[int] | None, numbers: list[list[Any]], extras: Sequence[Tensor]) -> bool:
-        """Repeat the last launch if none of the layout's tensors has moved; return whether it did.
-
-        ``addresses``: of all of the layout's tensors, or None.
-        """
-        return addresses is not None and self.direct and self._generated.again((addresses, _starts(numbers)), extras)
-
     def __call__(
-        self, columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor], addresses: list[int] | None = None
+        self,
+        columns: Callable[[], Columns],
+        numbers: list[list[Any]],
+        extras: Sequence[Tensor],
+        addresses: list[int] | None,
     ) -> None:
-        own = _starts(numbers)
-        starts = [list(map(Tensor.data_ptr, column)) for column in columns]
-        origin = None if addresses is None or not self.direct else (addresses, own)
+        """Step; repeats the last launch if ``addresses`` are as they were, without reading the columns."""
+        own = [list(map(Tensor.data_ptr, tensors)) for tensors in numbers]
+        origin = None if addresses is None else (addresses, own)
+        if origin is not None and self._generated.again(origin, extras):
+            return
+        read = columns()  # lives until the launch: some may be copies
+        starts = [list(map(Tensor.data_ptr, column)) for column in read]
         self._generated([*starts, *self._spread(tuple(map(tuple, own)))], extras, origin)
 
     def _spread_numbers(self, own: tuple[tuple[int, ...], ...]) -> list[list[int]]:
         return [[own[kind][at] for kind in self._kinds] for at in range(len(own[0]))]
 
 
-def _starts(numbers: list[list[Any]]) -> list[list[int]]:
-    return [list(map(Tensor.data_ptr, tensors)) for tensors in numbers]
-
-
 def _for_each(program: Callable[..., Any], kinds: tuple[int, ...], small: tuple[Batch, ...] = ()) -> Run:
     """Call ``program`` for each parameter or batch."""
 
-    def run(columns: Columns, numbers: list[list[Any]], extras: Sequence[Tensor]) -> None:
-        stepped = [batch for batch in small if batch.step(program, columns, [*numbers[batch.kind], *extras])]
+    def run(
+        columns: Callable[[], Columns], numbers: list[list[Any]], extras: Sequence[Tensor], _: list[int] | None
+    ) -> None:
+        read = columns()
+        stepped = [batch for batch in small if batch.step(program, read, [*numbers[batch.kind], *extras])]
         done = {at for batch in stepped for at in batch.members}
         for at in [at for at in range(len(kinds)) if at not in done]:
-            row = [in_memory_order(column[at]) for column in columns]
+            row = [in_memory_order(column[at]) for column in read]
             program(*row, *numbers[kinds[at]], *extras)
 
     return run

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,13 +63,16 @@ class WholeStep:
     places: tuple[int, ...]
     numbers: "Numbers | None" = None
     source: str | None = None
+    launches: ClassVar[bool] = False
 
     def serves(self, floats: Sequence[float]) -> bool:
         """Whether the program is valid for these settings."""
         return self.traced.serves(floats)
 
     @torch.no_grad()
-    def __call__(self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor]) -> None:
+    def __call__(
+        self, tensors: Sequence[Tensor], floats: Sequence[float], extras: Sequence[Tensor], _: list[int] | None = None
+    ) -> None:
         """Write to the layout's ``tensors`` in place; ``extras`` are the factors and the flag."""
         inputs: list[Any] = self.traced.inputs(floats)
         if self.numbers is not None:
@@ -92,7 +95,7 @@ def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> W
     numbers = Numbers(device) if lift and traced.symbols else None
     if options.lowering == "aot_eager":
         return WholeStep(gm, traced, tuple(places), numbers)
-    compiled, source = by_inductor(gm, traced, options)
+    compiled, source = by_inductor(gm, traced)
     if source is not None:
         stages.text("optimizer_kernels", lambda: source)
     return WholeStep(compiled, traced, tuple(places), numbers, source)
@@ -112,7 +115,7 @@ def must_lift(gm: GraphModule, options: StepOptions) -> bool:
     return options.lowering == "inductor" or reads_on_host(gm)
 
 
-def by_inductor(gm: GraphModule, traced: Traced, options: StepOptions) -> tuple[Callable[..., Any], str | None]:
+def by_inductor(gm: GraphModule, traced: Traced) -> tuple[Callable[..., Any], str | None]:
     """Return the compiled graph, and its generated source code; raise NotCompilableError if Inductor cannot do it."""
     if any(map(is_random, gm.graph.nodes)):
         raise NotCompilableError("its step draws random numbers")

@@ -56,7 +56,7 @@ class CompiledParts:
     @cached_property
     def launches(self) -> bool:
         """Whether a part can repeat its last launch if none of the layout's tensors has moved."""
-        return any(isinstance(part, KindStep) and part.launches for part in self.parts)
+        return any(part.launches for part in self.parts)
 
     @cached_property
     def writes_gradients(self) -> bool:
@@ -78,10 +78,7 @@ class CompiledParts:
             addresses: where each of the tensors starts, if a part :attr:`launches`; else None.
         """
         for part in self.parts:
-            if isinstance(part, KindStep):
-                part(tensors, floats, extras, addresses)
-            else:
-                part(tensors, floats, extras)
+            part(tensors, floats, extras, addresses)
 
 
 def compile_parts(optimizer: torch.optim.Optimizer, layout: Layout, options: StepOptions) -> CompiledParts:

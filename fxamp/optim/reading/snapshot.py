@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.reading.fingerprint import PLAIN, fingerprint, own_attributes, setting_fingerprint
-from fxamp.optim.reading.layout import gradients_of, setting_as_read
+from fxamp.optim.reading.layout import gradients_of, optimized_parameters, setting_as_read
 from fxamp.optim.shards import all_plain, is_stored, local
 from fxamp.torch_private import comparison_with
 
@@ -42,7 +42,7 @@ class Snapshot:
 
     def __init__(self, optimizer: torch.optim.Optimizer, counted: frozenset[str] = frozenset()) -> None:
         groups = optimizer.param_groups
-        owners = [parameter for group in groups for parameter in group["params"]]
+        owners = optimized_parameters(optimizer)
         self._state = _values_of(optimizer.state.values())
         self._objects: tuple[Sequence[Any], ...] = (owners, list(optimizer.state), self._state)
         self._parts, self.gradients = owners, list(map(_grad, owners))

@@ -12,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from fxamp.errors import UnscaledError
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.scaler.outside_graphs.nested import REMEDY
 from fxamp.torch_private import summed_in
 
@@ -43,7 +44,7 @@ def require_unscaled_sums(wrappers: Iterable[DistributedDataParallel]) -> None:
 def require_unscaled_shards(optimizer: torch.optim.Optimizer) -> None:
     """Raise UnscaledError if FSDP2 sums gradients of the optimizer's parameters in float16 (1)."""
     narrow = {id(parameter) for parameter in summed_in(torch.float16)}
-    if narrow and any(id(parameter) in narrow for group in optimizer.param_groups for parameter in group["params"]):
+    if narrow and any(id(parameter) in narrow for parameter in optimized_parameters(optimizer)):
         raise UnscaledError(
             "FSDP2's MixedPrecisionPolicy(reduce_dtype=torch.float16) rounds gradients to float16, which underflow "
             f"without the scale; accepted with a scaler in the options: reduce_dtype float32 or bfloat16. {REMEDY}"

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from fxamp.errors import OptionError
 from fxamp.graph import graph_output, returned, tensor_value
+from fxamp.optim.gradients import reciprocal
 from fxamp.optim.identity import has_identity
 from fxamp.passes.backward.scale_backward import FLAGGED, SCALE, ScaleBackward, gradients, tangents
 from fxamp.passes.shared.unscale_and_check import in_float16
@@ -26,7 +27,7 @@ from fxamp.scaler.graphs.double_backward import explain_double_backward
 from fxamp.scaler.graphs.owners import leaves, owner_references
 from fxamp.scaler.outside_graphs.borders import SCALED_BY, ScaledBy, crossed
 from fxamp.scaler.outside_graphs.eager_region import scale_eagerly
-from fxamp.scaler.scale import BackwardScaler, reciprocal, times
+from fxamp.scaler.scale import BackwardScaler, times
 from fxamp.torch_devices import known
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import current_metadata, forward_results, keep_saved_tensors, running_node, running_wrapper

@@ -26,8 +26,9 @@ from torch.utils import _pytree as pytree
 
 from fxamp.errors import OptionError
 from fxamp.graph import AliasSets, inner_tensors
+from fxamp.optim.gradients import reciprocal
 from fxamp.scaler.outside_graphs.borders import crossed
-from fxamp.scaler.scale import BackwardScaler, reciprocal, times
+from fxamp.scaler.scale import BackwardScaler, times
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import is_leaf, untraced
 

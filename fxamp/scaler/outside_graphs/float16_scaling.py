@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fxamp.errors import UnscaledError
 from fxamp.graph.depth_first import depth_first
+from fxamp.optim.gradients import reciprocal
 from fxamp.scaler.outside_graphs.borders import (
     Border,
     border_of,
@@ -33,7 +34,7 @@ from fxamp.scaler.outside_graphs.borders import (
     note_hooked,
 )
 from fxamp.scaler.outside_graphs.nested import REMEDY, refuse_nested, refuse_reentrant
-from fxamp.scaler.scale import BackwardScaler, reciprocal, times
+from fxamp.scaler.scale import BackwardScaler, times
 from fxamp.torch_dtypes import HALVES
 from fxamp.torch_private import Node, autocast_dtype_of, gradient_dtypes, inner_nodes, is_leaf, untraced
 

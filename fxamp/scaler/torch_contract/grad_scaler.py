@@ -13,7 +13,8 @@ from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
 from fxamp.optim import clip
 from fxamp.optim.compiled_optimizer import require_no_backward_steps
-from fxamp.optim.gradients import Gradients, multiply_
+from fxamp.optim.gradients import Gradients, multiply_, reciprocal
+from fxamp.optim.reading.layout import optimized_parameters
 from fxamp.optim.shards import all_plain
 from fxamp.policy import Policy
 from fxamp.reports.idle import stepped
@@ -22,7 +23,7 @@ from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.distributed_wrappers import require_unscaled_shards
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.outside_graphs.float16_scaling import begin, require_no_graphs
-from fxamp.scaler.scale import adapt_scale_, map_tensors, reciprocal, set_scale_
+from fxamp.scaler.scale import adapt_scale_, map_tensors, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.torch_contract.overflows import OverflowLedger
@@ -522,7 +523,7 @@ class GradScaler(torch.amp.GradScaler):
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return all of the optimizer's parameters; AssertionError if a group holds something that is not a tensor."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = optimized_parameters(optimizer)
     if all_plain(parameters):
         return parameters
     for parameter in parameters:
