@@ -6,16 +6,14 @@ and ResNet stages of several widths, each compiled in both dtypes, on one thread
 torch 2.13 (tools/bench/README.md). They are conservative: a CPU with faster units gains earlier.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from fxamp.graph import all_nodes
+from fxamp.graph import all_nodes, fake_tensors
 from fxamp.passes.base import Context
 from fxamp.passes.shared.decision import decision
 from fxamp.policy import CastRule, Category
@@ -97,15 +95,10 @@ def _product(node: Node, context: Context) -> Products:
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda value: value.meta["val"])
     with context.computing(), FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         node.target(*args, **kwargs)  # type: ignore[operator]
-    sizes = [tensor.numel() for tensor in _floats((args, kwargs, node.meta["val"]))]
+    tensors = fake_tensors((args, kwargs, node.meta["val"]))
+    sizes = [tensor.numel() for tensor in tensors if tensor.is_floating_point()]
     dynamic = any(isinstance(size, torch.SymInt) for size in sizes)
     return Products(1, _known(counter.get_total_flops()), sum(map(_known, sizes)), dynamic)
-
-
-def _floats(values: Any) -> Iterator[torch.Tensor]:
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            yield leaf
 
 
 def _known(number: Any) -> int:

@@ -21,7 +21,7 @@ from fxamp.optim.in_backward import BackwardStep, require_policy
 from fxamp.passes.backward.hand_over_gradients import HANDED_OVER, HandOverGradients
 from fxamp.passes.backward.scale_backward import gradients
 from fxamp.pipeline import run_traced
-from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_eager, takes_list
+from fxamp.pipeline.participant import Boxed, GraphCompiler, Participant, refuse_eager, takes_list, uses_cuda_graphs
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.owners import owners
@@ -56,7 +56,7 @@ class BackwardSteps(Participant):
             raise OptionError(
                 f"{what}, and option 'scaler' decides after the backward whether to step; accepted: only one of them"
             )
-        if inductor.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+        if uses_cuda_graphs(inductor):
             raise OptionError(
                 f"{what}, and CUDA graphs would replay a backward without its steps; accepted: a mode without them"
             )

@@ -25,6 +25,7 @@ from fxamp.pipeline.participant import (
     refuse_compiled_autograd,
     refuse_eager,
     takes_list,
+    uses_cuda_graphs,
 )
 from fxamp.policy import KeepRule, Policy
 from fxamp.policy.model.keep_rule import Keep
@@ -109,7 +110,7 @@ class KeepRules(Participant):
             raise OptionError(
                 f"{what}, for device {self.policy.device!r}; accepted: {', '.join(map(repr, _WITH_HOST))}"
             )
-        if ids and inductor.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs):
+        if ids and uses_cuda_graphs(inductor):
             raise OptionError(f"{what}, whose copies CUDA graphs cannot capture; accepted: a mode without CUDA graphs")
 
     def _pack(self, forward: GraphModule, backward: GraphModule, results: int, strides: bool) -> list[KeptValue]:

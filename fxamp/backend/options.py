@@ -46,8 +46,8 @@ class Options:
 def parse_options(options_by_name: Mapping[str, Any] | None, mode: str | None = None) -> Options:
     """Check ``options_by_name`` and fill in the defaults; ``mode`` is torch.compile's own argument.
 
-    The environment variables of :data:`_VARIABLES` replace missing options. Raises
-    OptionError for an unknown option, a value of the wrong type, or two different modes.
+    The environment variables of :data:`_VARIABLES` replace missing options. Raises OptionError for an unknown option, a
+    value of the wrong type, or two different modes.
     """
     by_environment = options_by_name is None or "policy" not in options_by_name
     named_in: object = os.environ if by_environment else options_by_name

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule
 
 from fxamp.backend.backward_rules import BackwardRules
@@ -15,7 +14,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.unused_results import UnusedResults, may_be_unused
 from fxamp.backend.valueless_results import ValuelessResults
 from fxamp.capture import Captured
-from fxamp.graph import mode_of
+from fxamp.graph import mode_of, need_gradients
 from fxamp.graph_text import KeptValue, Listing
 from fxamp.lowering_names import mode_settings
 from fxamp.nonfinite.monitor import Monitor
@@ -82,8 +81,8 @@ class Participants:
         """Return ``partitioner`` with the participants' changes, and what every graph needs that trains an input."""
         for member in reversed(self.members):
             partitioner = member.partition(partitioner, self.options.lowering)
-        trained = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
-        return saving_overwritten(partitioner) if trained and torch.is_grad_enabled() else partitioner
+        trains = need_gradients(inputs) and torch.is_grad_enabled()
+        return saving_overwritten(partitioner) if trains else partitioner
 
     def forward(self, compiler: GraphCompiler) -> GraphCompiler:
         """Return the compiler for the forward, which calls ``compiler`` after the changes."""

@@ -22,7 +22,7 @@ from fxamp.backend.options import Options
 from fxamp.backend.policy_in_force import Unchanged, load_here, resolve_here
 from fxamp.capture.autocast_state import ambient_autocast, autocast_depth, region_dtypes
 from fxamp.errors import PolicyError
-from fxamp.graph import source_frames
+from fxamp.graph import need_gradients, source_frames
 from fxamp.policy import Policy
 from fxamp.policy.file.paths import is_file
 from fxamp.reports.registry import follows_autocast
@@ -151,8 +151,8 @@ def choose_policy(options: Options, inputs: Sequence[Any], gm: GraphModule | Non
 def _by_name(
     policy: str | Policy, place: torch.device | None, inputs: Sequence[Any], gm: GraphModule | None
 ) -> ChosenPolicy:
-    trainable = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-    if place is not None and place.type == "cpu" and not trainable and has_gpu(torch.device("cuda")):
+    trains = need_gradients(inputs)
+    if place is not None and place.type == "cpu" and not trains and has_gpu(torch.device("cuda")):
         known = policy if isinstance(policy, Policy) else load_here(policy, None)
         if known.device == "cuda":
             why = f"all its tensors are on the CPU, and policy {known.name!r} is for device {known.device!r}"

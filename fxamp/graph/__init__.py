@@ -24,6 +24,7 @@ from fxamp.graph.nodes import (
     is_mutable,
     is_pure,
     is_random,
+    need_gradients,
     nesting_change,
     nodes_with_gradients,
     op_name,

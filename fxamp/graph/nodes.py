@@ -1,7 +1,7 @@
 """Queries on a single fx node. Values are read from ``node.meta["val"]`` (FakeTensors, or trees of them)."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard
 
 import torch
@@ -126,6 +126,11 @@ def floating_inputs(node: Node) -> list[Node]:
 def fake_tensors(value: object) -> list[torch.Tensor]:
     """Return all tensors in a value, which may be a tree."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def need_gradients(values: Iterable[object]) -> bool:
+    """Whether one of ``values`` is a tensor that needs a gradient."""
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
 
 
 def nesting_change(target: object) -> int:

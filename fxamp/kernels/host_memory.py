@@ -82,10 +82,11 @@ def await_copies_of(device: torch.device, targets: Sequence[Tensor] = ()) -> Non
 
     The host waits too if one of ``targets`` is in its memory.
     """
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).wait_stream(_stream(device))
+    if device.type != "cuda":
+        return
+    torch.cuda.current_stream(device).wait_stream(_stream(device))
     if any(target.is_cpu for target in targets):
-        _finish(device)
+        _stream(device).synchronize()
 
 
 def _begin(target: Tensor, source: Tensor, device: torch.device) -> None:
@@ -102,12 +103,6 @@ def _begin(target: Tensor, source: Tensor, device: torch.device) -> None:
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
-
-
-def _finish(device: torch.device) -> None:
-    """Wait, on the host, for the copies of ``device`` so far."""
-    if device.type == "cuda":
-        _stream(device).synchronize()
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

@@ -58,8 +58,8 @@ def _keep_private(folder: Path) -> None:
 def load_function(name: str, text: str, interpret: bool = False) -> Any:
     """Return the function ``name`` of the module whose source is ``text``; ``interpret``: for Triton's interpreter.
 
-        The function comes from ``text``, even if the file or a compiled file beside it has changed. Triton and
-    tracebacks look up source lines by the file's path, so Python's ``linecache`` gets ``text`` for that path.
+    The function comes from ``text``, even if the file or a compiled file beside it has changed. Triton and tracebacks
+    look up source lines by the file's path, so Python's ``linecache`` gets ``text`` for that path.
 
     Raises:
         OSError: the cache folder cannot be written, or belongs to another user.

@@ -105,6 +105,11 @@ def refuse_eager(what: str, lowering: str) -> None:
         )
 
 
+def uses_cuda_graphs(inductor: Mapping[str, Any]) -> bool:
+    """Whether Inductor makes CUDA graphs with these settings."""
+    return bool(inductor.get("triton.cudagraphs", torch._inductor.config.triton.cudagraphs))
+
+
 #: Attribute of AOTAutograd's metadata of a graph: what compiled autograd would leave out of its backward, a text.
 _NEEDS_BACKWARD = "fxamp_needs_backward"
 

@@ -25,6 +25,7 @@ from fxamp.graph import (
     fake_tensors,
     inner_tensors,
     is_wrapper,
+    need_gradients,
     nesting_change,
 )
 from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hook
@@ -49,7 +50,7 @@ def kept_bytes(gm: GraphModule, mode: FakeTensorMode) -> int | None:
     if any(nesting_change(node.target) for node in all_nodes(gm)):
         return None
     inputs = [_fresh(node.meta.get("val"), mode) for node in gm.graph.find_nodes(op="placeholder")]
-    if not any(isinstance(value, Tensor) and value.requires_grad for value in inputs):
+    if not need_gradients(inputs):
         return None
     before = torch.is_grad_enabled()
     run = _Run(gm)
@@ -142,8 +143,7 @@ class _Run(Interpreter):
         with torch.no_grad():
             outputs, saved = Interpreter(body).run(*operands)
         self.kept += [value for value in pytree.tree_leaves(saved) if isinstance(value, Tensor)]
-        needed = any(isinstance(value, Tensor) and value.requires_grad for value in operands)
-        return pytree.tree_map_only(Tensor, lambda value: _leaf(value, needed), outputs)
+        return pytree.tree_map_only(Tensor, partial(_leaf, needed=need_gradients(operands)), outputs)
 
 
 def _leaf(value: Tensor, needed: bool) -> Tensor:

@@ -1,7 +1,7 @@
 """AOTAutograd: the metadata of its graphs, and the tensors that their backwards keep."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -78,21 +78,26 @@ def forward_results(outputs: Sequence[Any], metadata: Any) -> Sequence[Any]:
 
 
 @contextmanager
-def running_metadata() -> Iterator[None]:
-    """Make AOTAutograd's metadata of the backward that is running the current metadata inside.
-
-    It is then as if the backward were compiled with its forward. Breaks loudly.
-    """
+def _compiling_with(metadata: Any) -> Iterator[None]:
+    """Make ``metadata`` the current metadata inside, unless it is None."""
     context = TracingContext.try_get()
-    metadata = [entry for entry in graph_metadata(function_of(running_node())) if entry is not None]
-    if context is None or not metadata:
+    if context is None or metadata is None:
         yield
         return
-    before, context.fw_metadata = context.fw_metadata, metadata[-1]
+    before, context.fw_metadata = context.fw_metadata, metadata
     try:
         yield
     finally:
         context.fw_metadata = before
+
+
+def running_metadata() -> AbstractContextManager[None]:
+    """Make AOTAutograd's metadata of the backward that is running the current metadata inside.
+
+    It is then as if the backward were compiled with its forward. Breaks loudly.
+    """
+    metadata = [entry for entry in graph_metadata(function_of(running_node())) if entry is not None]
+    return _compiling_with(metadata[-1] if metadata else None)
 
 
 def compiling_again() -> Callable[[], AbstractContextManager[None]]:
@@ -125,25 +130,17 @@ def keep_saved_tensors(node: Node | None = None) -> None:
             metadata.fxamp_donated, metadata.bw_donated_idxs = metadata.bw_donated_idxs, []
 
 
-@contextmanager
-def overwriting_saved() -> Iterator[None]:
+def overwriting_saved() -> AbstractContextManager[None]:
     """Let the backward that is compiled inside overwrite the tensors that :func:`keep_saved_tensors` forbade.
 
     It must not run if its graph is kept for another backward.
     """
-    context = TracingContext.try_get()
     donated = getattr(current_metadata(), "fxamp_donated", None)
-    if context is None or donated is None:
-        yield
-        return
-    metadata = context.fw_metadata
-    overwriting: Any = copy(metadata)  # at run time, other threads read the list of the graph's own
+    if donated is None:
+        return nullcontext()
+    overwriting = copy(current_metadata())  # at run time, other threads read the list of the graph's own
     overwriting.bw_donated_idxs = donated
-    context.fw_metadata = overwriting
-    try:
-        yield
-    finally:
-        context.fw_metadata = metadata
+    return _compiling_with(overwriting)
 
 
 def donated_inputs() -> list[int] | None:

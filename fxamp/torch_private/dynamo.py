@@ -302,9 +302,7 @@ def compile_options() -> list[Mapping[str, Any]]:
     Calls with ``disable=True`` are left out. If torch renames the list of backends, it is empty, and a scaler is known
     to be in the options only once a graph was compiled with it.
     """
-    from torch._dynamo import eval_frame
-
-    backends = list(getattr(eval_frame, "cached_backends", {}).values())
+    backends = backends_of_compiles() or []
     bound = [getattr(getattr(entry, "compiler_fn", entry), "keywords", {}) for entry in backends]
     kwargs = [*bound, *(getattr(entry, "kwargs", {}) for entry in backends)]
     return [options for entry in kwargs if isinstance(options := entry.get("options"), Mapping)]

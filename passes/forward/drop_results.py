@@ -21,7 +21,16 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
-from fxamp.graph import describe_source, graph_output, is_pure, module_classes, module_path, op_name, tensor_value
+from fxamp.graph import (
+    describe_source,
+    graph_output,
+    is_pure,
+    module_classes,
+    module_path,
+    need_gradients,
+    op_name,
+    tensor_value,
+)
 from fxamp.graph.aliases import is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
@@ -60,8 +69,7 @@ class DropResults(Pass[CastContext]):
         output = graph_output(gm.graph)
         leaves, spec = pytree.tree_flatten(output.args[0])
         inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-        learns = any(isinstance(value, Tensor) and value.requires_grad for value in inputs)
-        if not learns or not any(map(_is_number, leaves)):
+        if not need_gradients(inputs) or not any(map(_is_number, leaves)):
             return Result(0)
         dropped = []
         for at, leaf in enumerate(leaves):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fxamp.graph import need_gradients
 from fxamp.policy import Policy
 from fxamp.reports.warnings import warn_once
 
@@ -31,8 +32,5 @@ def warn_unscaled(policy: Policy | None, chosen: bool, inputs: Sequence[Any]) ->
         message = _FLOAT16 if chosen and policy.lower_precision_fp == "float16" else ""
     else:
         message = _UNSCALED if policy.loss_scale.enabled else ""
-    if not message:
-        return
-    trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-    if trained and torch.is_grad_enabled():
+    if message and need_gradients(inputs) and torch.is_grad_enabled():
         warn_once(__name__, message, policy.name)
