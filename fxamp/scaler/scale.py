@@ -1,16 +1,12 @@
-"""The scale: how it multiplies, and the two ways to change it, by growth and backoff or to a value from the user."""
+"""The scale: what uses it, how it multiplies, and how it is set to a value from the user."""
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-
-from fxamp.kernels.gradient_request import ScaleRule
-from fxamp.kernels.loss_scale_update import update_scale_
 
 Owner = weakref.ReferenceType[Tensor] | None
 """The parameter that a compiled graph's gradient belongs to; None if it belongs to no parameter."""
@@ -73,23 +69,6 @@ def map_tensors(outputs: Any, apply: Callable[[Tensor], Tensor]) -> Any:
         return mapped
     make: Callable[[Iterable[Any]], Any] = getattr(outputs, "_make", type(outputs))
     return make(mapped)
-
-
-def adapt_scale_(scale: Tensor, tracker: Tensor, flags: Sequence[Tensor], rule: ScaleRule) -> None:
-    """Back off if any optimizer's flag is set; else count, and grow when the count reaches the interval. In place.
-
-    Args:
-        scale: 0-dim float32.
-        tracker: 0-dim int32, consecutive updates without an overflow since the scale last changed.
-        flags: one for each optimizer checked since the last update, 0-dim float32 on the scale's device.
-        rule: how the scale grows and backs off.
-
-    Raises:
-        AssertionError: no optimizer's gradients were checked.
-    """
-    if not flags:
-        raise AssertionError("No inf checks were recorded prior to update.")
-    update_scale_(scale, tracker, reduce(torch.add, flags), rule)
 
 
 def set_scale_(scale: Tensor, new_scale: Any, device_type: str) -> None:

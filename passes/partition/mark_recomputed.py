@@ -6,7 +6,6 @@
    checkpoint of the program has set do not change; results and inputs are not marked.
 """
 
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fxamp.graph import is_random, returned, tensor_value
 from fxamp.passes.base import CastContext, Result, TracedPass
-from fxamp.passes.shared.saved_values import PARTITIONERS_MARK, Memory, in_backward, keep_decision, owner
+from fxamp.passes.shared.saved_values import PARTITIONERS_MARK, Memory, call_of, in_backward, keep_decision, owner
 from fxamp.policy import KeepRule
 from fxamp.policy.model.keep_rule import Keep
 
@@ -37,7 +36,7 @@ class MarkRecomputed(TracedPass[CastContext]):
             if node in there or PARTITIONERS_MARK in node.meta:
                 continue
             rule = keep_decision(Memory(node, (), ()), context).rule
-            if rule is not None and rule.keep is Keep.RECOMPUTE and not is_random(_call(node)):
+            if rule is not None and rule.keep is Keep.RECOMPUTE and not is_random(call_of(node)):
                 marked += _mark(node, rule)
         return Result(marked, {"marked": marked})
 
@@ -50,14 +49,8 @@ def _forward_values(gm: GraphModule) -> Iterator[Node]:
             yield node
 
 
-def _call(node: Node) -> Node:
-    source = node.args[0] if node.target is operator.getitem else node
-    assert isinstance(source, Node)
-    return source
-
-
 def _mark(node: Node, rule: KeepRule) -> int:
-    for part in {node, _call(node)}:
+    for part in {node, call_of(node)}:
         part.meta[PARTITIONERS_MARK] = CheckpointPolicy.MUST_RECOMPUTE
         part.meta[RECOMPUTED] = rule
     return 1

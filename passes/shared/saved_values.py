@@ -157,6 +157,11 @@ def producer(node: Node) -> Node:
     if node.target in CASTS and isinstance(node.args[0], Node):
         source = producer(node.args[0])
         return node if source.op in ("placeholder", "get_attr") else source
+    return call_of(node)
+
+
+def call_of(node: Node) -> Node:
+    """Return the call whose result, or one of whose results, ``node`` is."""
     call = node.args[0] if node.target is operator.getitem else node
     assert isinstance(call, Node)
     return call

@@ -149,11 +149,15 @@ class _Packer:
         value = bare.meta["val"]
         lost = self._writer.input(f"{bare.target}_stored", value.numel(), dtype=dtype, device=value.device, before=bare)
         lost.meta |= {ROLE: COMPENSATION, STORED: True}
-        for user in list(bare.users):
-            assert user.target is aten.copy_.default and user.args == (bare, bare)
-            self._graph.erase_node(user)
+        self._erase_copies(bare)
         self._graph.erase_node(bare)
         return lost
+
+    def _erase_copies(self, node: Node) -> None:
+        """Erase the writes of an input that the step does not change, to itself; nothing else reads it."""
+        for user in list(node.users):
+            assert user.target is aten.copy_.default and user.args == (node, node)
+            self._graph.erase_node(user)
 
     def _nothing(self, new: Node) -> Node:
         return self._writer.call(aten.full.default, [], 0, dtype=torch.int32, device=new.meta["val"].device)
@@ -170,9 +174,7 @@ class _Packer:
         count = next(node for node in inputs if node.meta[ROLE] == COUNT)
         stream = self._writer.input(STREAM, dtype=torch.int32, device=count.meta["val"].device, after=inputs[-1])
         stream.meta[ROLE] = STREAM
-        for user in list(count.users):
-            assert user.target is aten.copy_.default and user.args == (count, count)
-            self._graph.erase_node(user)
+        self._erase_copies(count)
         with self._graph.inserting_before(self._first):
             key = self._writer.call(draw_key.default, count, stream)
             following = self._writer.call(aten.add.Tensor, count, 1)

@@ -2,6 +2,7 @@
 
 import weakref
 from collections import defaultdict
+from functools import reduce
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from torch.amp.grad_scaler import OptState
 
 from fxamp.argument_names import named_arguments
 from fxamp.kernels.gradient_request import ScaleRule
+from fxamp.kernels.loss_scale_update import update_scale_
 from fxamp.optim import clip
 from fxamp.optim.compiled_optimizer import require_no_backward_steps
 from fxamp.optim.gradients import Gradients, multiply_, reciprocal
@@ -23,7 +25,7 @@ from fxamp.reports.warnings import warn_once
 from fxamp.scaler.graphs.distributed_wrappers import require_unscaled_shards
 from fxamp.scaler.graphs.graph_flags import GraphFlags
 from fxamp.scaler.outside_graphs.float16_scaling import begin, require_no_graphs
-from fxamp.scaler.scale import adapt_scale_, map_tensors, set_scale_
+from fxamp.scaler.scale import map_tensors, set_scale_
 from fxamp.scaler.torch_contract.gradient_check import check_gradients
 from fxamp.scaler.torch_contract.optimizer_record import OptimizerRecord, StepResult, fresh_optimizer_state
 from fxamp.scaler.torch_contract.overflows import OverflowLedger
@@ -290,8 +292,11 @@ class GradScaler(torch.amp.GradScaler):
         if new_scale is None:
             records = self._per_optimizer_states.values()
             flags = [record.found_inf(scale.device) for record in records if record.found_inf_per_device]
+            if not flags:
+                raise AssertionError("No inf checks were recorded prior to update.")
             growth = self._growth_factor, self._backoff_factor, self._growth_interval
-            adapt_scale_(scale, tracker, flags, ScaleRule(*growth, self._bounds.min_scale, self._bounds.max_scale))
+            rule = ScaleRule(*growth, self._bounds.min_scale, self._bounds.max_scale)
+            update_scale_(scale, tracker, reduce(torch.add, flags), rule)
         else:
             set_scale_(scale, new_scale, self._device)
         self._per_optimizer_states = defaultdict(fresh_optimizer_state)

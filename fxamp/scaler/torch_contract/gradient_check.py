@@ -65,18 +65,11 @@ def check_gradients(
 
 @torch.no_grad()
 def check_group(
-    group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor, squared_norm: Tensor | None = None
+    group: GradientGroup, inv_scale: Tensor | None, found_inf: Tensor, squared_norm: Tensor | None
 ) -> Tensor:
-    """Check a group for inf and NaN, and multiply it by ``inv_scale`` in place if that is given.
+    """Check a group, and multiply it by ``inv_scale`` if that is given; return the flags, one for each gradient.
 
-    Args:
-        group: gradients of one device.
-        inv_scale: 0-dim float32 on the group's device; None leaves the gradients unchanged.
-        found_inf: 0-dim float32 on the group's device; set to 1.0 if any value is inf or NaN.
-        squared_norm: 0-dim float32 on the group's device; set to the sum of squares of the resulting gradients.
-
-    Returns:
-        int32 ``[len(group.gradients)]`` on the group's device: 1 for each gradient that holds an inf or NaN.
+    Arguments and flags are those of :func:`fxamp.kernels.check_unscale_`, on the group's device.
     """
     from fxamp.kernels import check_, check_unscale_
 
