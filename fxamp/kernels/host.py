@@ -29,11 +29,13 @@ def perform(work: UnscaleRequest) -> None:
 
 
 def _fits_one_call(work: UnscaleRequest, targets: Sequence[Tensor], inv_scale: Tensor) -> bool:
-    """Whether one call of torch's op, in place on copies, rounds correctly and keeps finite values finite."""
+    """Whether one call of torch's op, in place on copies, takes the dtypes, rounds right and keeps finite values."""
     # Read the memory directly: a CPU needs no synchronization, and tools that count synchronizing ops would count one.
     if not 0.0 < float(inv_scale.detach().numpy().reshape(-1)[0]) <= 1.0:
         return False
     pairs = {(source.dtype, target.dtype) for source, target in zip(work.sources, targets, strict=True)}
+    if any(before.is_complex for before, _ in pairs):
+        return False
     if any(after is not before and (before not in NARROW or after is not torch.float32) for before, after in pairs):
         return False
     return work.squared_norm is None or all(after not in NARROW for _, after in pairs)
@@ -64,9 +66,15 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype and tensor.numel()]
         if places:
-            extremes = torch.stack([extreme for at in places for extreme in torch.aminmax(tensors[at])])
+            members = [_numbers(tensors[at]) for at in places]
+            extremes = torch.stack([extreme for member in members for extreme in torch.aminmax(member)])
             bad[places] = torch.isfinite(extremes).view(-1, 2).all(dim=1).logical_not()
     return bad
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """Return the real and imaginary parts of a complex tensor, ``[..., 2]``; any other tensor unchanged."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _add_squares(tensors: Sequence[Tensor], squared_norm: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """The reference: what the kernels compute, expressed in ATen ops.
 
 It defines correctness for the other implementations, and runs on any device, with or without Triton. In place it calls
-torch's own op, except for bfloat16, which that op does not support on CUDA (pytorch #127176). In every other case it
-follows the rule of that op (ATen/native/AmpKernels.cpp): check for inf and NaN first, then multiply in float32 (a
-float64 gradient in float64), then round once.
+torch's own op, except for dtypes that this op does not support: complex ones, and bfloat16 on CUDA (pytorch #127176).
+In every other case it follows the rule of that op (ATen/native/AmpKernels.cpp): check for inf and NaN first, then
+multiply in float32 (a float64 gradient in float64), then round once.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,8 @@ def perform(work: UnscaleRequest, positions: Sequence[int] | None = None) -> Non
 def _check_and_unscale(work: UnscaleRequest, position: int, flag: Tensor) -> None:
     """Do the work for one gradient, and set ``flag`` (0-dim float32, holds 0.0) to 1.0 if it is not finite."""
     source = work.sources[position]
-    in_place = work.targets is not None and work.targets[position] is source and source.dtype is not torch.bfloat16
-    if in_place and work.squared_norm is None:
+    in_place = work.targets is not None and work.targets[position] is source
+    if in_place and work.squared_norm is None and not (source.is_complex() or source.dtype is torch.bfloat16):
         assert work.inv_scale is not None
         torch._amp_foreach_non_finite_check_and_unscale_([source], flag, work.inv_scale)
         return

@@ -94,7 +94,8 @@ def _received(node: Node, dtype: torch.dtype, lower: torch.dtype, context: CastC
     received = dict(zip(names, watch.call[0], strict=False)) | watch.call[1]
     dtypes: dict[str, torch.dtype] = {}
     for argument, source in arguments(node):
-        for own, given in zip(pytree.tree_leaves(source), pytree.tree_leaves(received.get(argument.name)), strict=False):
-            if isinstance(own, Node) and context.eligible(own.meta.get("val")) and isinstance(given, Tensor):
-                dtypes.setdefault(argument.name, given.dtype)
+        given = pytree.tree_leaves(received.get(argument.name))
+        for own, operand in zip(pytree.tree_leaves(source), given, strict=False):
+            if isinstance(own, Node) and context.eligible(own.meta.get("val")) and isinstance(operand, Tensor):
+                dtypes.setdefault(argument.name, operand.dtype)
     return dtypes

@@ -140,6 +140,24 @@ def test_integer_gradients_are_refused_by_torch() -> None:
         check_unscale_([torch.ones(3, dtype=torch.int32)], torch.ones(()), torch.zeros(()))
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("conjugate", [False, True], ids=["", "conjugate"])
+def test_complex_gradients(dtype: torch.dtype, conjugate: bool) -> None:
+    """torch's op does not take them: the finite check and the product are those of the real and imaginary parts."""
+    numbers = [torch.tensor([[3e38 - 4j, 1j], [-2.5, 1 + 1j]], dtype=dtype) for _ in range(4)]
+    for gradient, (part, value) in zip(numbers[1:], ((0, "inf"), (1, "-inf"), (1, "nan")), strict=True):
+        torch.view_as_real(gradient)[1, 0, part] = float(value)
+    gradients = [*(gradient.conj() if conjugate else gradient for gradient in numbers), torch.ones(3)]
+    expected = torch.view_as_real(gradients[0].resolve_conj()) / 4
+    found_inf, flags = torch.zeros(()), torch.zeros(5, dtype=torch.int32)
+    check_(gradients, found_inf, flags)
+    assert (found_inf.item(), flags.tolist()) == (1.0, [0, 1, 1, 1, 0])
+    check_unscale_(gradients, torch.tensor(0.25), found_inf.zero_(), flags)
+    assert (found_inf.item(), flags.tolist()) == (1.0, [0, 1, 1, 1, 0])
+    assert torch.equal(torch.view_as_real(gradients[0].resolve_conj()), expected)
+    assert gradients[-1].tolist() == [0.25] * 3
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_memory_around_a_gradient_is_left_alone(dtype: torch.dtype) -> None:
     storage = torch.ones(20_000, dtype=dtype)

@@ -136,15 +136,16 @@ class Draft:
         name = self._count("x", "input")
         return self._declare(Declaration(name, "input", shape, dtype, grad, reversed_strides=reversed_strides))
 
-    def parameter(self, *shape: int) -> str:
+    def parameter(self, *shape: int, dtype: torch.dtype = torch.float32) -> str:
         """``self.w``: a parameter of that shape, an old one or a new one, which may be frozen or tied to an old one."""
-        old = [d.name for d in self._declarations if d.role == "parameter" and d.shape == shape]
+        known = [d for d in self._declarations if d.role == "parameter"]
+        old = [d.name for d in known if (d.shape, d.dtype) == (shape, dtype)]
         if old and self.pick((True, False)):
             return f"self.{self.pick(old)}"
         tied = self.pick(old) if old and self.chance(3) else None
         grad = not self.chance(4)
         name = self._count("w", "parameter")
-        return f"self.{self._declare(Declaration(name, 'parameter', shape, torch.float32, grad, tied))}"
+        return f"self.{self._declare(Declaration(name, 'parameter', shape, dtype, grad, tied))}"
 
     @property
     def parameters(self) -> list[str]:

@@ -93,6 +93,8 @@ class Side:
 
 def _filled(declaration: Declaration) -> Tensor:
     generator = torch.Generator().manual_seed(sum(declaration.shape))
+    if declaration.dtype.is_complex:
+        return torch.randn(declaration.shape, generator=generator, dtype=declaration.dtype).div(2)
     if not declaration.dtype.is_floating_point:
         return torch.randint(2, declaration.shape, generator=generator).to(declaration.dtype)
     shape = declaration.shape[::-1] if declaration.reversed_strides else declaration.shape

@@ -214,6 +214,8 @@ def _values(declaration: Declaration) -> str:
     """Normal numbers of half the usual size."""
     shape = declaration.shape[::-1] if declaration.reversed_strides else declaration.shape
     size = "".join(f"{length}, " for length in shape)
+    if declaration.dtype.is_complex:
+        return f"torch.randn(({size}), dtype={declaration.dtype}).div(2)"
     if not declaration.dtype.is_floating_point:
         return f"torch.randint(2, ({size})).to({declaration.dtype})"
     drawn = f"torch.randn(({size})).div(2)"

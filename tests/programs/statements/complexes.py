@@ -1,5 +1,6 @@
 """Complex numbers, which no autocast casts."""
 
+import torch
 from programs.draft import Draft
 from programs.statements.registry import statement
 
@@ -29,6 +30,16 @@ def complex_product(d: Draft) -> None:
     w = d.parameter(d.shape(x)[-1], d.pick((8, 4)))
     z = d.let(f"torch.complex({x}.float(), {x}.float()) @ {w}.to(torch.complex64)")
     d.let(d.pick(("{}.abs()", "{}.real", "({} @ {}.mH).real", "{}.mean(0).imag")).replace("{}", z))
+
+
+@statement()
+def complex_parameter(d: Draft) -> None:
+    x = d.value(lambda v: v.dim() >= 1)
+    size = d.shape(x)[-1]
+    vector = d.pick((True, False))
+    w = d.parameter(*((size,) if vector else (size, d.pick((8, 4)))), dtype=torch.complex64)
+    z = d.let(f"torch.complex({x}.float(), {d.alike(x)}.float()) {'*' if vector else '@'} {w}{d.pick(('', '.conj()'))}")
+    d.let(d.pick(_REAL).replace("{}", z))
 
 
 @statement()
