@@ -124,22 +124,17 @@ def perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool = False) 
         interpret: run in Triton's interpreter.
     """
     with on_device(work.device):
-        return _perform(work, keep, interpret)
-
-
-def _perform(work: UnscaleRequest, keep: bool | Tables, interpret: bool) -> tuple[int, ...]:
-    prepared = _prepare(work, keep)
-    programs = [launch.group.programs for launch in prepared.launches]
-    partials = (
-        torch.empty(sum(programs), dtype=torch.float32, device=work.device) if work.squared_norm is not None else None
-    )
-    shares = [partials] * len(programs)
-    if partials is not None and len(programs) > 1:
-        shares = [*torch.split(partials, programs)]
-    for launch, share in zip(prepared.launches, shares, strict=True):
-        _launch(launch, work, share, interpret)
-    if work.squared_norm is not None and partials is not None:
-        work.squared_norm.add_(partials.sum())
+        prepared, partials = _prepare(work, keep), None
+        programs = [launch.group.programs for launch in prepared.launches]
+        if work.squared_norm is not None:
+            partials = torch.empty(sum(programs), dtype=torch.float32, device=work.device)
+        shares = [partials] * len(programs)
+        if partials is not None and len(programs) > 1:
+            shares = [*torch.split(partials, programs)]
+        for launch, share in zip(prepared.launches, shares, strict=True):
+            _launch(launch, work, share, interpret)
+        if work.squared_norm is not None and partials is not None:
+            work.squared_norm.add_(partials.sum())
     return prepared.left
 
 

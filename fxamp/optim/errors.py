@@ -1,8 +1,10 @@
 """Exceptions that say why a step does not run compiled. Users read them in the log and never have to catch them."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
 
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -30,15 +32,15 @@ class OtherWriteError(Exception):
     """An op of a traced step would write to a tensor that the step was not given. Never reaches the user."""
 
 
-class explaining_failures:
+@contextmanager
+def explaining_failures() -> Iterator[None]:
     """Turn any other exception of a trace into a NotCompilableError that names the line of the step's own code."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (NotCompilableError, MakesStateError)):
-            raise NotCompilableError(f"{_reason(error)}{_place(trace)}") from error
+    try:
+        yield
+    except (NotCompilableError, MakesStateError):
+        raise
+    except Exception as error:
+        raise NotCompilableError(f"{_reason(error)}{_place(error.__traceback__)}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -52,7 +54,7 @@ def _reason(error: Exception) -> str:
     return f"it cannot be traced: {type(error).__name__}: {line}"
 
 
-def _place(trace: Any) -> str:
+def _place(trace: TracebackType | None) -> str:
     """Return where the step's own code raised: its last line outside of torch and fxamp."""
     frames = [f for f in traceback.extract_tb(trace) if f.line and not _LIBRARIES & {*Path(f.filename).parents}]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -50,7 +50,7 @@ class CastBackward(TracedPass[CastContext]):
             for node in list(gm.graph.nodes):
                 writer.skip_rounding(node)
         writer.erase_unused()
-        return Result(covered, {"covered": covered, "inserted": writer.inserted})
+        return Result(covered, {"covered": covered, "inserted": len(writer.made)})
 
     def ensures(self, gm: GraphModule, context: CastContext) -> str | None:
         for node in gm.graph.nodes:
@@ -87,12 +87,8 @@ class _Writer:
         self._rounded: list[Node] = []
 
     @property
-    def inserted(self) -> int:
-        """Return the number of casts in the graph."""
-        return len(self._made)
-
-    @property
-    def _made(self) -> list[Node]:
+    def made(self) -> list[Node]:
+        """The casts that are in the graph."""
         return [node for node in (*self._casts.values(), *self._behind) if not node._erased]
 
     def rewrite(self, node: Node, context: CastContext) -> bool:
@@ -132,7 +128,7 @@ class _Writer:
 
     def erase_unused(self) -> None:
         """Remove unused casts: those between two covered ops, and those of ops that rejected them."""
-        for node in (*self._rounded, *reversed(self._made)):
+        for node in (*self._rounded, *reversed(self.made)):
             if not node.users:
                 self._graph.erase_node(node)
 

@@ -12,7 +12,7 @@
 import logging
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,10 +34,10 @@ from fxamp.graph import (
 from fxamp.graph.aliases import is_view
 from fxamp.passes.base import CastContext, Pass, Result
 from fxamp.passes.shared.cast_writer import CONVERSIONS, COPIES
-from fxamp.passes.shared.sites import facts_of, site_of
+from fxamp.passes.shared.sites import site_of, with_result
 from fxamp.policy import Rule, Site
-from fxamp.policy.model.site import RESULT, RESULTS
-from fxamp.torch_private import hint, size_reader
+from fxamp.policy.model.site import RESULTS
+from fxamp.torch_private import size_reader
 
 aten = torch.ops.aten
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ def _site(producer: Node, value: Tensor) -> Site:
         site = site_of(producer, RESULTS)
     else:
         site = Site(op_name(producer), module_path(producer), module_classes(producer), region=RESULTS)
-    return replace(site, args={**site.args, RESULT: facts_of(value)}, computes=True, elements=hint(value.numel()))
+    return with_result(site, value)
 
 
 def _dropped(at: int, leaf: Node, rule: Rule, inputs: Sequence[Any], context: CastContext) -> DroppedResult | None:

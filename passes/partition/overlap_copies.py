@@ -78,7 +78,7 @@ def _chain_takes(graph: Graph, takes: Sequence[Node]) -> int:
         return 0
     waits = [take.next for take in takes]
     graph.find_nodes(op="placeholder")[-1].append(takes[0])
-    for (take, wait), later in zip(zip(takes, waits, strict=True), takes[1:], strict=False):
+    for take, wait, later in zip(takes, waits, takes[1:], strict=False):
         wait.append(later)
         later.args = (*later.args[:2], [take])
     for take, wait in zip(takes, waits, strict=True):

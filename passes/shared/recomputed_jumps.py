@@ -229,8 +229,6 @@ def _reads_no_elements(call: Node) -> bool:
 def _may_float(call: Node) -> bool:
     """Whether ``call`` returns floating-point values, or several values."""
     value = tensor_value(call)
-    return isinstance(call.meta.get("val"), (list, tuple)) if value is None else _floats(value.dtype)
-
-
-def _floats(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
+    if value is None:
+        return isinstance(call.meta.get("val"), (list, tuple))
+    return value.is_floating_point() or value.is_complex()

@@ -18,11 +18,11 @@ from fxamp.graph.aliases import is_view
 from fxamp.graph_text.totals import total
 from fxamp.passes.base import CastContext
 from fxamp.passes.shared.autocast_regions import marked_lower
-from fxamp.passes.shared.sites import facts_of, site_of
+from fxamp.passes.shared.sites import site_of, with_result
 from fxamp.passes.shared.widening import CASTS
 from fxamp.policy import KeepRule
 from fxamp.policy.model.keep_rule import EIGHT_BITS, Keep
-from fxamp.policy.model.site import KEPT, RESULT
+from fxamp.policy.model.site import KEPT
 from fxamp.torch_private import hint, is_kept_exactly
 
 #: Views whose schemas have no alias annotations.
@@ -188,12 +188,10 @@ def keep_decision(memory: Memory, context: CastContext) -> KeepDecision:
     if is_kept_exactly(call):
         return KeepDecision(None, "it is a gradient that the forward computes")
     value = tensor_value(memory.owner)
-    elements = None if value is None else hint(value.numel())
+    assert value is not None
     calls = list(readers(memory.owner))
     names = dict.fromkeys(name for reader in calls for name in names_of(reader))
-    site = site_of(call, KEPT)
-    args = {**site.args, RESULT: facts_of(value)} if value is not None else site.args
-    site = replace(site, args=args, computes=True, elements=elements, readers=tuple(names))
+    site = replace(with_result(site_of(call, KEPT), value), readers=tuple(names))
     rulings = [context.policy.ruling(replace(site, op=name)) for name in names_of(call)]
     order = {id(rule): at for at, rule in enumerate(context.policy.rules)}
     rule = max(

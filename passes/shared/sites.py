@@ -4,6 +4,7 @@ Arguments have the names and defaults of the op's schema; tensors have their cap
 symbolic: a condition on its value could hold for one call of a compiled graph and fail for another.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,8 @@ from torch.fx import Node
 from fxamp.graph import arguments, base_name, module_classes, module_path, op_name
 from fxamp.graph.aliases import is_view
 from fxamp.policy import Policy, Ruling, Site, Symbol, TensorFacts
-from fxamp.policy.model.site import Number, Value, product
+from fxamp.policy.model.site import RESULT, Number, Value, product
+from fxamp.torch_private import hint
 
 #: Ops that copy or convert values and compute nothing.
 MOVES = frozenset(
@@ -44,6 +46,11 @@ def site_of(node: Node, region: str = "forward", within: Node | None = None) -> 
         _reduces(node, args),
         computes=computes(node, args.get("dtype")),
     )
+
+
+def with_result(site: Site, value: torch.Tensor) -> Site:
+    """Return the site with what conditions can test of the call's result, for regions of rules on results."""
+    return replace(site, args={**site.args, RESULT: facts_of(value)}, computes=True, elements=hint(value.numel()))
 
 
 def ruling_on(node: Node, policy: Policy, region: str = "forward", within: Node | None = None) -> Ruling:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fxamp
 from fxamp.kernels import Implementation, forced
 from fxamp.optim import CompiledOptimizer
+from fxamp.optim.reading.layout import optimized_parameters
 
 Group = dict[str, Any]
 Rate = Callable[[Group], Any]
@@ -83,18 +84,14 @@ def counting(rate: Rate, lowering: str | None) -> Counting:
     return optimizer
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def stepped(optimizer: Counting, steps: int, lowering: str | None = None) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     with forced(Implementation.INTERPRETER) if lowering == "interpreter" else nullcontext():
         for _ in range(steps):
-            for parameter in parameters_of(optimizer):
+            for parameter in optimized_parameters(optimizer):
                 parameter.grad = torch.randn(parameter.shape, generator=generator)
             optimizer.step()
-    return [parameter.detach() for parameter in parameters_of(optimizer)]
+    return [parameter.detach() for parameter in optimized_parameters(optimizer)]
 
 
 @pytest.mark.parametrize("lowering", exhaustive(LOWERINGS, always=["aot_eager"]))
@@ -136,7 +133,7 @@ def test_a_skipped_step_does_not_count(skip: Any, caplog: pytest.LogCaptureFixtu
     scaler = fxamp.GradScaler("cpu", init_scale=4.0, skip=skip, step_lowering="aot_eager")
     for factor in (1.0, float("inf"), 1.0):
         compiled.zero_grad()
-        scaler.scale(torch.stack([p.sum() for p in parameters_of(compiled)]).sum() * factor).backward()
+        scaler.scale(torch.stack([p.sum() for p in optimized_parameters(compiled)]).sum() * factor).backward()
         scaler.step(compiled)
         scaler.update()
     assert [group["step"] for group in compiled.param_groups] == [5, 5]

@@ -26,6 +26,7 @@ from fxamp.optim.kernels.launch_size import STEP_OPTIONS, step_block
 from fxamp.optim.kernels.step_triton import NAME, Aligned, step_parameters, step_text
 from fxamp.optim.packed_tensor import PackedTensor
 from fxamp.optim.programs.kind_step import kernel_inputs
+from fxamp.optim.reading.layout import optimized_parameters as parameters
 from fxamp.policy import Policy
 
 SHAPES = ((9, 40), (5,), (300,), (1,))
@@ -52,10 +53,6 @@ def packing(
     own = [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
     optimizer: torch.optim.Optimizer = make(own)
     return fxamp.compile_optimizer(optimizer, None if table is None else policy(table), lowering=lowering)
-
-
-def parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def step(optimizer: torch.optim.Optimizer, *seeds: int) -> torch.optim.Optimizer:

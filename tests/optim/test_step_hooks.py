@@ -11,30 +11,27 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fxamp
 from fxamp.optim import CompiledOptimizer
+from fxamp.optim.reading.layout import optimized_parameters
 
 Hook = Callable[[torch.optim.Optimizer], None]
 WAYS = ("compile_optimizer", "scaler")
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def halve_gradients(optimizer: torch.optim.Optimizer) -> None:
-    for parameter in parameters_of(optimizer):
+    for parameter in optimized_parameters(optimizer):
         assert parameter.grad is not None
         parameter.grad = parameter.grad * 0.5
 
 
 def bound_gradients(optimizer: torch.optim.Optimizer) -> None:
-    for parameter in parameters_of(optimizer):
+    for parameter in optimized_parameters(optimizer):
         assert parameter.grad is not None
         parameter.grad = parameter.grad.clamp(-0.1, 0.1)
 
 
 def drop_a_gradient(optimizer: torch.optim.Optimizer) -> None:
     if optimizer.state:
-        parameters_of(optimizer)[1].grad = None
+        optimized_parameters(optimizer)[1].grad = None
 
 
 def halve_rate(optimizer: torch.optim.Optimizer) -> None:

@@ -65,10 +65,6 @@ def lerp(a: str, b: str, weight: str, kind: str) -> str:
     return f"(tl.where({near}, {a}, {b}) + tl.where({near}, {weight}, {weight} - 1.0) * ({b} - {a}))"
 
 
-def lerp_number(a: str, b: str, weight: str, kind: str) -> str:
-    return lerp(a, b, number(weight, kind), kind)
-
-
 def nan_max(a: str, b: str, kind: str) -> str:
     return f"tl.maximum({a}, {b}, propagate_nan=tl.PropagateNan.ALL)"
 
@@ -113,7 +109,7 @@ ARITHMETIC: dict[Any, Callable[..., str]] = {
     aten.clamp_max.default: nan_min,
     aten.clamp_max.Tensor: nan_min,
     aten.lerp.Tensor: lerp,
-    aten.lerp.Scalar: lerp_number,
+    aten.lerp.Scalar: lambda a, b, weight, kind: lerp(a, b, number(weight, kind), kind),
     aten.bitwise_and.Tensor: _binary("&"),
     aten.bitwise_and.Scalar: _binary("&"),
     aten.bitwise_xor.Tensor: _binary("^"),
