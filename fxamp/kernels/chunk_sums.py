@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from fxamp.torch_devices import native_bfloat16
-from fxamp.torch_private import add_wide_product, has_wide_products
+from fxamp.torch_private import has_wide_products, write_wide_product
 
 
 @torch.library.custom_op("fxamp::wide_product", mutates_args=(), tags=(torch.Tag.flexible_layout,))
@@ -23,7 +23,7 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
         right: ``[M, K]`` in the dtype of ``left``.
     """
     product = left.new_empty(left.shape[1], right.shape[1], dtype=torch.float32)
-    _multiply(left, right, product, keep=False)
+    _multiply(left, right, product, add=False)
     return product
 
 
@@ -41,20 +41,20 @@ def add_product(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
 @torch.library.custom_op("fxamp::add_product_", mutates_args=("total",), tags=(torch.Tag.flexible_layout,))
 def add_product_(left: Tensor, right: Tensor, total: Tensor) -> None:
     """Add :func:`wide_product` to ``total``, float32 ``[N, K]``."""
-    _multiply(left, right, total, keep=True)
+    _multiply(left, right, total, add=True)
 
 
-def _multiply(left: Tensor, right: Tensor, total: Tensor, keep: bool) -> None:
-    """Write :func:`wide_product` to ``total``, float32 ``[N, K]``; ``keep``: add it to what ``total`` holds."""
+def _multiply(left: Tensor, right: Tensor, total: Tensor, add: bool) -> None:
+    """Write :func:`wide_product` to ``total``, float32 ``[N, K]``; ``add``: add it to what ``total`` holds."""
     if left.is_cuda and left.dtype is not torch.float32:
-        if keep:
+        if add:
             torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
         else:
             torch.mm(left.t(), right, out_dtype=torch.float32, out=total)
     elif _has_wide_product(left) and total.is_contiguous():
-        add_wide_product(left, right, total, keep)
+        write_wide_product(left, right, total, add)
     else:
-        total.addmm_(left.t().float(), right.float(), beta=int(keep))
+        total.addmm_(left.t().float(), right.float(), beta=int(add))
 
 
 def _has_wide_product(factor: Tensor) -> bool:

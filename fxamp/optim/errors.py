@@ -21,7 +21,7 @@ class MakesStateError(Exception):
 
 
 class CountsError(NotCompilableError):
-    """A step adds one to settings of its groups that were not said to be counted, ``names``. Never reaches the user."""
+    """A step adds one to settings of its groups that are not counted yet, ``names``. Never reaches the user."""
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(f"its step counts in its param_groups: {', '.join(sorted(names))}")

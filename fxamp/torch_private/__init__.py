@@ -74,7 +74,7 @@ from fxamp.torch_private.inductor import (
     overwritten_buffers,
     realize_inputs_of,
 )
-from fxamp.torch_private.mkl import add_wide_product, has_wide_products
+from fxamp.torch_private.mkl import has_wide_products, write_wide_product
 from fxamp.torch_private.op_names import has_autocast_kernel, operator_names
 from fxamp.torch_private.optimizers import is_initialized, note_step, step_post_hooks, step_pre_hooks
 from fxamp.torch_private.recompiles import RecompileLimit, on_each_call, on_recompile_limit

@@ -41,7 +41,7 @@ def compiled_by_aot(function: Any) -> bool:
 
 
 def owner_of_gradient(description: Any) -> int | None:
-    """Return the number of the graph's input whose gradient a result of a backward is, by AOTAutograd's description.
+    """Return which input of the graph a result of its backward is the gradient of, given AOTAutograd's description.
 
     None for another result. If torch changes its descriptions, no owner is known.
     """
@@ -52,7 +52,7 @@ def owner_of_gradient(description: Any) -> int | None:
 
 
 def written_input(description: Any) -> Any:
-    """Return the description of the input that a result of a forward replaces when it returns, by AOTAutograd's own.
+    """Return the description of the input that a result of a forward replaces when it returns, given its description.
 
     None for another result. If torch changes its descriptions, the backward of a graph that writes to an input with a
     gradient may raise an error about a modified variable.

@@ -12,28 +12,28 @@ _ROW_MAJOR, _NO_TRANSPOSE, _TRANSPOSE = 101, 111, 112  # CBLAS_LAYOUT and CBLAS_
 
 
 def has_wide_products() -> bool:
-    """Return whether :func:`add_wide_product` works: this torch contains MKL. If torch hides it, False: slower."""
+    """Return whether :func:`write_wide_product` works: this torch contains MKL. If torch hides it, False: slower."""
     return _GEMM is not None
 
 
-def add_wide_product(left: Tensor, right: Tensor, total: Tensor, keep: bool = True) -> None:
-    """Add ``left.T @ right`` to ``total``, or write it there unless ``keep``; all sums are in float32.
+def write_wide_product(left: Tensor, right: Tensor, total: Tensor, add: bool) -> None:
+    """Write ``left.T @ right`` to ``total``, or ``add`` it to what is there; all sums are in float32.
 
     Args:
         left: bfloat16 ``[M, N]`` on the CPU.
         right: bfloat16 ``[M, K]`` on the CPU.
         total: contiguous float32 ``[N, K]`` on the CPU.
-        keep: whether to add to ``total``. If not, it may be uninitialized.
+        add: if False, ``total`` may be uninitialized.
     """
     gemm = _GEMM
     assert gemm is not None and left.dtype is right.dtype is torch.bfloat16 and total.dtype is torch.float32
     assert total.is_contiguous() and total.shape == (left.shape[1], right.shape[1]) and left.shape[0] == right.shape[0]
-    if not keep and not left.shape[0]:
+    if not add and not left.shape[0]:
         total.zero_()
     if left.numel() and right.numel():
         left, right = _rows(left), _rows(right)
         form = (_ROW_MAJOR, _TRANSPOSE, _NO_TRANSPOSE, *total.shape, left.shape[0])
-        gemm(*form, 1.0, *_place(left), *_place(right), float(keep), *_place(total))
+        gemm(*form, 1.0, *_place(left), *_place(right), float(add), *_place(total))
 
 
 def _rows(matrix: Tensor) -> Tensor:

@@ -21,15 +21,15 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @needs_mkl
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", [(5, 7, 3), (1, 7, 3), (5, 1, 1), (0, 7, 3), (5, 0, 3), (64, 96, 80)])
-@pytest.mark.parametrize("keep", [False, True])
-def test_sums_are_in_float32(sizes: tuple[int, int, int], layout: str, keep: bool) -> None:
+@pytest.mark.parametrize("add", [False, True])
+def test_sums_are_in_float32(sizes: tuple[int, int, int], layout: str, add: bool) -> None:
     rows, *columns = sizes
     left, right = (LAYOUTS[layout](torch.randn(rows, size).bfloat16()) for size in columns)
-    before = torch.randn(columns) if keep else torch.full(columns, torch.nan)
+    before = torch.randn(columns) if add else torch.full(columns, torch.nan)
     total = before.clone()
-    private.add_wide_product(left, right, total, keep)
+    private.write_wide_product(left, right, total, add)
     product = left.double().t() @ right.double()
-    torch.testing.assert_close(total.double(), before + product if keep else product, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(total.double(), before + product if add else product, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch contains no MKL")
