@@ -143,6 +143,9 @@ def test_what_other_libraries_reach_for() -> None:
         parameter.grad = torch.tensor([1.0, float("inf")])
         assert_same(scaler._check_inf_per_device(optimizer), {torch.device("cpu"): torch.tensor(1.0)})
         assert_same(parameter.grad, torch.tensor([1.0, float("inf")]))
+        flags = scaler._unscale_grads_(optimizer, torch.tensor(0.5), torch.tensor(0.0), allow_fp16=False)
+        assert_same(flags, {torch.device("cpu"): torch.tensor(1.0)})
+        assert_same(parameter.grad, torch.tensor([0.5, float("inf")]))
         state = scaler._per_optimizer_states[id(optimizer)]
         assert state["found_inf_per_device"] == scaler._found_inf_per_device(optimizer)
         assert state["stage"] is torch.amp.grad_scaler.OptState.READY

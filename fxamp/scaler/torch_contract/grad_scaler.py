@@ -475,7 +475,7 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[Any, Tensor]:
         """Check an optimizer's gradients, agree with the other ranks, and record the flags, one per device."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
-        flags = self._flags(optimizer, gradients, inv_scale, None, allow_fp16, squares)
+        flags = self._flags(optimizer, gradients, inv_scale, allow_fp16, squares)
         agree(flags.values(), scale.device, self._ranks)
         self._per_optimizer_states[id(optimizer)].found_inf_per_device = flags
         return flags
@@ -484,24 +484,24 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizer: torch.optim.Optimizer, inv_scale: Any, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         """Check gradients, and unscale those that hold the scale, as torch's method does; records nothing."""
-        return self._flags(optimizer, _gradients(optimizer), inv_scale, found_inf, allow_fp16)
+        flags = self._flags(optimizer, _gradients(optimizer), inv_scale, allow_fp16)
+        return {device: flag + moved(found_inf, device) for device, flag in flags.items()}
 
     def _flags(
         self,
         optimizer: torch.optim.Optimizer,
         gradients: Gradients,
         inv_scale: Tensor | None,
-        found_inf: Tensor | None,
         allow_fp16: bool,
         squares: clip.Squares | None = None,
     ) -> dict[torch.device, Tensor]:
-        if squares is None and found_inf is None and self.graphs.clean(gradients):
+        if squares is None and self.graphs.clean(gradients):
             self._ledger.names.meet(optimizer)
             return {_CPU: torch.zeros((), dtype=torch.float32, device=_CPU)}
         if not allow_fp16 and torch.float16 in gradients.dtypes:
             raise ValueError("Attempting to unscale FP16 gradients.")
         groups = gradients.groups(by_spread=squares is not None)
-        return check_gradients(optimizer, groups, found_inf, inv_scale, self.graphs, self._ledger, squares)
+        return check_gradients(optimizer, groups, inv_scale, self.graphs, self._ledger, squares)
 
     def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> dict[Any, Tensor]:
         """Check gradients without changing them; optimizers that step on the device may call it."""

@@ -18,18 +18,16 @@ from fxamp.torch_devices import known, moved
 def check_gradients(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[GradientGroup],
-    found_inf: Tensor | None,
     inv_scale: Tensor | None,
     graph: GraphFlags,
     ledger: OverflowLedger,
-    squares: Squares | None = None,
+    squares: Squares | None,
 ) -> dict[torch.device, Tensor]:
     """Return a flag for each device that holds gradients: 0-dim float32, 1.0 if one of them overflowed.
 
     Args:
         optimizer: the owner of the gradients.
         groups: groups of the gradients; with ``squares`` also empty ones, which other ranks may have filled.
-        found_inf: 0-dim float32; the initial value of the flags. None: 0.0.
         inv_scale: 0-dim float32 by which gradients are multiplied in place; None to check only.
         graph: the flags of compiled graphs. If it is attached, gradients are unscaled already and are not multiplied.
         ledger: records which parameters overflowed.
@@ -40,11 +38,7 @@ def check_gradients(
     flags: dict[torch.device, Tensor] = {}
     for group in groups:
         if group.device not in flags:
-            flags[group.device] = (
-                torch.zeros((), dtype=torch.float32, device=group.device)
-                if found_inf is None
-                else moved(found_inf, group.device, copy=True)
-            )
+            flags[group.device] = torch.zeros((), dtype=torch.float32, device=group.device)
         flag = flags[group.device]
         inverse = None if inv_scale is None or graph.attached else moved(inv_scale, group.device)
         square = None if squares is None else torch.zeros((), dtype=torch.float32, device=group.device)
