@@ -104,20 +104,28 @@ def _compiled_step(original: Callable[..., Any]) -> Callable[..., Any]:
             run_pre_hooks(self)
             bound, uncompiled = compiled.prepare(options), partial(own_step, self)
         if bound is None:
-            unpack_state(self)
-            _clip_in_memory(self, clip_norm)
             positional = (closure, *args) if closure is not None or args else ()
-            result = uncompiled(*positional, **kwargs)
-            if compiled.precision is not None:
-                complete_state(self, compiled.precision.table)
-            stepped(self)
-            return loss if loss is not None else result
-        inverse = None if scale is None else reciprocal(scale).reshape(())
-        bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(clip_norm, inverse))
+            result = _step_uncompiled(self, compiled, clip_norm, partial(uncompiled, *positional, **kwargs))
+            loss = result if loss is None else loss
+        else:
+            inverse = None if scale is None else reciprocal(scale).reshape(())
+            bound(None if found_inf is None else found_inf.reshape(()), bound.clipping(clip_norm, inverse))
         stepped(self)
         return loss
 
     return step
+
+
+def _step_uncompiled(
+    optimizer: torch.optim.Optimizer, compiled: CompiledOptimizer, clip_norm: float | None, run: Callable[[], Any]
+) -> Any:
+    """Return what ``run``, the optimizer's own step, returns; its gradients are clipped, and its state is unpacked."""
+    unpack_state(optimizer)
+    _clip_in_memory(optimizer, clip_norm)
+    result = run()
+    if compiled.precision is not None:
+        complete_state(optimizer, compiled.precision.table)
+    return result
 
 
 def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:

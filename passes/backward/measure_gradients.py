@@ -47,14 +47,14 @@ class MeasureGradients(TracedPass[Context]):
         parts: list[Node] = []
         known: set[Node] = set()
         for node in list(gm.graph.nodes):
+            own = in_backward(node) or _of_function(node)
+            placed = own and _leaves_op(node)
             if node.op == "placeholder":
                 placed = node in entering or PACKED in node.meta or _of_function(node)
-            else:
-                placed = (in_backward(node) or _of_function(node)) and _leaves_op(node)
             inherits = is_known(node, known)
             if inherits:
                 known.add(node)
-            overflows = (in_backward(node) or _of_function(node)) and not inherits and is_narrowing(node)
+            overflows = own and not inherits and is_narrowing(node)
             if overflows or (placed and (node in returned or is_measured(node, known))):
                 known.add(node)
                 source = node if node.op == "placeholder" else in_shape_read(node)

@@ -36,6 +36,7 @@ from fxamp.optim.programs.lowering import (
     StepOptions,
     by_inductor,
     decompositions,
+    device_of,
     generates,
     must_lift,
     rewrite_step,
@@ -174,7 +175,7 @@ def lower_kinds(
     traced = uses[0].traced
     gm = traced.module
     lift = must_lift(gm, options)
-    device = next(iter(gm.graph.nodes)).meta["val"].device
+    device = device_of(gm)
     kernel = options.lowering == "inductor" and generates(device)
     inductor = options.lowering == "inductor" and not kernel
     passes = step(options, lifted=lift, for_inductor=inductor, flat=True, packed=uses[0].packed)
@@ -188,7 +189,7 @@ def lower_kinds(
     kernel_for = StepTarget(members.numels, device, interpret) if kernel else None
     direct = not members.reordered and not any(isinstance(tensor, PackedTensor) for tensor in tensors)
     stochastic = any(node.target == STREAM for node in gm.graph.find_nodes(op="placeholder"))
-    together = options.lowering == "inductor" and device.type == "cpu" and not (kernel or stochastic)
+    together = inductor and device.type == "cpu" and not stochastic
     small = tuple(_batches(gm, members, tensors)) if together else ()
     run, source = _lowered(gm, traced, options, kernel_for, members.kinds, small)
     if source is not None:
@@ -215,17 +216,12 @@ def _lowered(
         return _AllAtOnce(generated, kinds), generated.source
     if options.lowering == "aot_eager":
         return _for_each(gm, kinds), None
-    if device_type(gm) != "cpu":
-        raise NotCompilableError(f"parameters on {device_type(gm)} need Triton for their own kernel")
+    if device_of(gm).type != "cpu":
+        raise NotCompilableError(f"parameters on {device_of(gm).type} need Triton for their own kernel")
     table = decompositions(options) | DECOMPOSITIONS
     sized = of_any_size(gm, traced.mode, table)
     compiled, source = by_inductor(sized, traced)
     return _for_each(for_every_size(gm, traced.mode, sized, compiled), kinds, small), source
-
-
-def device_type(gm: GraphModule) -> str:
-    """Return the device type of the graph's inputs."""
-    return str(next(iter(gm.graph.nodes)).meta["val"].device.type)
 
 
 class _AllAtOnce:

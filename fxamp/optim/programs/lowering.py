@@ -85,14 +85,19 @@ def generates(device: torch.device) -> bool:
     return implementation(device) in (Implementation.TRITON, Implementation.INTERPRETER)
 
 
+def device_of(gm: GraphModule) -> torch.device:
+    """Return the device of a step's parameters, its graph's first inputs."""
+    device: torch.device = next(iter(gm.graph.nodes)).meta["val"].device
+    return device
+
+
 def lower_step(traced: Traced, options: StepOptions, places: Sequence[int]) -> WholeStep:
     """Rewrite the graph and compile it; ``places``: see :class:`WholeStep`."""
     gm = traced.module
     lift = must_lift(gm, options)
     passes = step(options, lifted=lift, for_inductor=options.lowering == "inductor")
     stages = rewrite_step(traced, passes)
-    device = next(iter(gm.graph.nodes)).meta["val"].device
-    numbers = Numbers(device) if lift and traced.symbols else None
+    numbers = Numbers(device_of(gm)) if lift and traced.symbols else None
     if options.lowering == "aot_eager":
         return WholeStep(gm, traced, tuple(places), numbers)
     compiled, source = by_inductor(gm, traced)
