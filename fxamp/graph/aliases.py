@@ -15,6 +15,7 @@ from fxamp.graph.higher_order_ops import autograd_function, bodies, gradient_hoo
 from fxamp.graph.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, fake_tensors, is_mutable, returned, tensor_value
 from fxamp.graph.opaque_writes import is_functional, written_inputs
 from fxamp.graph.tensor_wrappers import follows_input
+from fxamp.policy.model.op_names import aten_ops
 
 
 class AliasSets:
@@ -81,30 +82,11 @@ def memory_readers(node: Node) -> Iterator[Node]:
 
 
 #: Ops that may return an input, or a view of one, although their schemas do not say so; found by running ATen's ops.
-_UNANNOTATED = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_to_cpu",
-        "alpha_dropout",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "broadcast_tensors",
-        "cartesian_prod",
-        "dropout",
-        "einsum",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "meshgrid",
-        "sum_to_size",
-        "set_",
-        "type_as",
-        "unsafe_chunk",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-    )
-)
-
+_UNANNOTATED = aten_ops("""
+    _to_cpu alpha_dropout atleast_1d atleast_2d atleast_3d broadcast_tensors cartesian_prod dropout einsum
+    feature_alpha_dropout feature_dropout meshgrid sum_to_size set_ type_as unsafe_chunk unsafe_split
+    unsafe_split_with_sizes
+""")
 
 #: Ops that return their input if it already has the requested dtype, else a converted copy.
 _CONVERSIONS = frozenset({"aten::to", "aten::type_as", "aten::_to_cpu", "aten::_autocast_to_full_precision"})

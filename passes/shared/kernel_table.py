@@ -4,29 +4,27 @@ database with 16-bit and with mixed inputs (torch 2.13, CPU). The tests check a 
 Names have no overload; an in-place variant counts as its functional op.
 """
 
-#: Pointwise ops that reject inputs of different floating-point dtypes.
-UNPROMOTED_POINTWISE = frozenset(
-    f"aten::{name}" for name in ("complex", "heaviside", "isclose", "lerp", "polar", "prelu", "_prelu_kernel")
-)
+from fxamp.policy.model.op_names import aten_ops
 
-_PROMOTES = """
+#: Pointwise ops that reject inputs of different floating-point dtypes.
+UNPROMOTED_POINTWISE = aten_ops("complex heaviside isclose lerp polar prelu _prelu_kernel")
+
+#: Ops, not tagged pointwise, that promote their inputs themselves, convert to the dtype they write, or treat each of a
+#: list of tensors by itself.
+PROMOTES = aten_ops("""
     _to_copy addr as_strided_scatter atleast_1d atleast_2d atleast_3d binary_cross_entropy_with_logits block_diag
     broadcast_tensors bucketize cat column_stack concat concatenate copy cosine_embedding_loss cosine_similarity cov
     cumulative_trapezoid diagonal_scatter dist dstack equal expand_as float_power gaussian_nll_loss hinge_embedding_loss
     hstack huber_loss index_fill isin kl_div kron l1_loss margin_ranking_loss masked_fill max min mse_loss normal outer
     pairwise_distance poisson_nll_loss reshape_as resize_as rms_norm searchsorted select_scatter slice_scatter
     smooth_l1_loss soft_margin_loss stack to trapezoid trapz triplet_margin_loss type_as view_as vstack where
-"""
-#: Ops, not tagged pointwise, that promote their inputs themselves, convert to the dtype they write, or treat each of a
-#: list of tensors by itself.
-PROMOTES = frozenset(f"aten::{name}" for name in _PROMOTES.split())
+""")
 
-_NORMS = """
+#: Norms that take a 16-bit input with float32 parameters and statistics (not the other way round).
+TAKES_FLOAT32_PARAMETERS = aten_ops("""
     _batch_norm_with_update _native_batch_norm_legit batch_norm cudnn_batch_norm group_norm instance_norm layer_norm
     native_batch_norm native_group_norm native_layer_norm
-"""
-#: Norms that take a 16-bit input with float32 parameters and statistics (not the other way round).
-TAKES_FLOAT32_PARAMETERS = frozenset(f"aten::{name}" for name in _NORMS.split())
+""")
 
 #: Ops whose fake kernels accept no floating dtype but bfloat16.
 TAKES_BFLOAT16 = frozenset({"aten::_grouped_mm"})
@@ -57,10 +55,10 @@ _SPECIAL = """
 _BACKWARD = "special_i1 special_i1e"
 
 #: Ops without a 16-bit kernel on any device, or whose backward has none.
-LACKS_HALF_KERNEL = frozenset(f"aten::{name}" for name in (*_LINALG.split(), *_SPECIAL.split(), *_BACKWARD.split()))
+LACKS_HALF_KERNEL = aten_ops(_LINALG + _SPECIAL + _BACKWARD)
 
 #: Ops with 16-bit kernels for some calls only: Fourier transforms on GPUs for powers of two, some matrix norms.
-HAS_HALF_KERNEL_FOR_SOME_SIZES = frozenset(f"aten::{name}" for name in (*_FFT.split(), "linalg_matrix_norm"))
+HAS_HALF_KERNEL_FOR_SOME_SIZES = aten_ops(_FFT + "linalg_matrix_norm")
 
 _CPU = """
     _cdist_forward _ctc_loss _histogramdd_bin_edges _histogramdd_from_bin_cts _pdist_forward _upsample_bilinear2d_aa
@@ -69,4 +67,4 @@ _CPU = """
 """
 
 #: Ops that lack a 16-bit kernel only on the CPU.
-LACKS_HALF_KERNEL_ON_CPU = frozenset(f"aten::{name}" for name in (_CPU + _FFT).split())
+LACKS_HALF_KERNEL_ON_CPU = aten_ops(_CPU + _FFT)

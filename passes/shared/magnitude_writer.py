@@ -9,6 +9,7 @@ from torch.fx import GraphModule, Node
 
 from fxamp.graph import GraphWriter, base_name, fake_tensors, floating_inputs, graph_output, returned, tensor_value
 from fxamp.passes.shared.magnitudes import MEASURED, converted_limits, is_conversion, passes_on
+from fxamp.policy.model.op_names import aten_ops
 from fxamp.torch_private import hint
 
 aten = torch.ops.aten
@@ -98,14 +99,11 @@ def _is_of_rows(tensor: Tensor) -> bool:
     return width == 1 and any(size != 1 for size in rows)
 
 
-_ROW_OPS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("softmax", "_softmax", "log_softmax", "_log_softmax", "layer_norm", "native_layer_norm", "rms_norm"),
-        *("cross_entropy_loss", "logsumexp", "_softmax_backward_data", "_log_softmax_backward_data"),
-        *("native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward"),
-    )
-)
+_ROW_OPS = aten_ops("""
+    softmax _softmax log_softmax _log_softmax layer_norm native_layer_norm rms_norm cross_entropy_loss logsumexp
+    _softmax_backward_data _log_softmax_backward_data native_layer_norm_backward _fused_rms_norm
+    _fused_rms_norm_backward
+""")
 
 
 #: The minimum number of elements of a row that is reduced by itself.
@@ -151,4 +149,4 @@ def _is_widening(node: Node) -> bool:
     return limits is not None and limits[1].max >= limits[0].max and limits[1].eps <= limits[0].eps
 
 
-_SHAPES = frozenset(f"aten::{name}" for name in ("view", "_unsafe_view", "reshape", "flatten", "unflatten"))
+_SHAPES = aten_ops("view _unsafe_view reshape flatten unflatten")

@@ -21,6 +21,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fxamp.graph import base_name, dtype_of, floating_inputs, has_strides, tensor_value
+from fxamp.policy.model.op_names import aten_ops
 
 aten = torch.ops.aten
 
@@ -31,29 +32,20 @@ MEASURED = "fxamp_measured"
 OP = "fxamp_op"
 
 #: Ops whose results hold the elements of their inputs and no others.
-WHOLE = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("_conj", "_reshape_alias", "_unsafe_view", "alias", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_to"),
-        *("clone", "contiguous", "detach", "expand", "expand_as", "flatten", "lift_fresh_copy", "movedim", "moveaxis"),
-        *("permute", "ravel", "repeat", "reshape", "reshape_as", "squeeze", "swapaxes", "swapdims", "t", "tile"),
-        *("transpose", "unflatten", "unsqueeze", "view", "view_as", "abs", "neg", "cat", "concat", "stack", "flip"),
-        *("roll", "hstack", "vstack", "_conj_physical", "positive", "copy", "numpy_T"),
-        *("fliplr", "flipud", "msort", "rot90"),
-    )
-)
+WHOLE = aten_ops("""
+    _conj _reshape_alias _unsafe_view alias atleast_1d atleast_2d atleast_3d broadcast_to clone contiguous detach expand
+    expand_as flatten lift_fresh_copy movedim moveaxis permute ravel repeat reshape reshape_as squeeze swapaxes swapdims
+    t tile transpose unflatten unsqueeze view view_as abs neg cat concat stack flip roll hstack vstack _conj_physical
+    positive copy numpy_T fliplr flipud msort rot90
+""")
 
 #: Ops whose results hold some of the elements of their inputs, and otherwise only zeros.
-PARTS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("slice", "select", "split", "split_with_sizes", "chunk", "unbind", "narrow", "index_select", "embedding"),
-        *("as_strided", "diagonal", "unfold", "tensor_split", "unsafe_split", "unsafe_chunk", "relu", "tril", "triu"),
-        *("unsafe_split_with_sizes", "index", "gather", "slice_backward", "select_backward", "diag_embed"),
-        *("pixel_shuffle", "pixel_unshuffle", "hsplit", "vsplit", "dsplit", "take", "take_along_dim", "masked_select"),
-        *("repeat_interleave",),
-    )
-)
+PARTS = aten_ops("""
+    slice select split split_with_sizes chunk unbind narrow index_select embedding as_strided diagonal unfold
+    tensor_split unsafe_split unsafe_chunk relu tril triu unsafe_split_with_sizes index gather slice_backward
+    select_backward diag_embed pixel_shuffle pixel_unshuffle hsplit vsplit dsplit take take_along_dim masked_select
+    repeat_interleave
+""")
 
 _CONVERSIONS = frozenset(
     {"aten::to", "aten::_to_copy", "aten::type_as", "aten::float", "prims::convert_element_type", "prims::device_put"}
@@ -183,13 +175,7 @@ def is_made_of_numbers(node: Node) -> bool:
     return not reads and not base_name(node).startswith("aten::empty")
 
 
-_LIKE = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("zeros_like", "ones_like", "rand_like", "randn_like", "full_like"),
-        *("new_zeros", "new_ones", "new_full", "_efficientzerotensor"),
-    )
-)
+_LIKE = aten_ops("zeros_like ones_like rand_like randn_like full_like new_zeros new_ones new_full _efficientzerotensor")
 
 
 def holds_infinity(node: Node) -> bool:

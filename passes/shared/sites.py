@@ -14,21 +14,21 @@ from torch.fx import Node
 from fxamp.graph import arguments, base_name, module_classes, module_path, op_name
 from fxamp.graph.aliases import is_view
 from fxamp.policy import Policy, Ruling, Site, Symbol, TensorFacts
+from fxamp.policy.model.op_names import aten_ops
 from fxamp.policy.model.site import RESULT, Number, Value, product
 from fxamp.torch_private import hint
 
 #: Ops that copy or convert values and compute nothing.
-MOVES = frozenset(
-    f"aten::{name}" for name in ("_to_copy", "alias", "clone", "contiguous", "detach", "lift_fresh", "to", "type_as")
-) | {"prims::convert_element_type", "prims::device_put"}
-
-_COMBINING = """
-    _fused_rms_norm _log_softmax _softmax cumprod cumsum dot layer_norm linalg_vector_norm log_softmax logcumsumexp
-    logsumexp mean nanmean nansum native_layer_norm norm prod rms_norm softmax std std_mean sum var var_mean vdot
-"""
+MOVES = aten_ops("_to_copy alias clone contiguous detach lift_fresh to type_as") | {
+    "prims::convert_element_type",
+    "prims::device_put",
+}
 
 #: Ops that combine elements along dimensions, in addition to those that torch tags as reductions.
-_REDUCES = frozenset(f"aten::{name}" for name in _COMBINING.split())
+_REDUCES = aten_ops("""
+    _fused_rms_norm _log_softmax _softmax cumprod cumsum dot layer_norm linalg_vector_norm log_softmax logcumsumexp
+    logsumexp mean nanmean nansum native_layer_norm norm prod rms_norm softmax std std_mean sum var var_mean vdot
+""")
 
 
 def site_of(node: Node, region: str = "forward", within: Node | None = None) -> Site:

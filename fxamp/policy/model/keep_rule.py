@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from fxamp.argument_names import named_arguments
 from fxamp.policy.model.conditions import Mismatch
 from fxamp.policy.model.keys import STRING, STRINGS, Condition, Key, Kind, declared
-from fxamp.policy.model.op_names import canonical, covers, is_glob
+from fxamp.policy.model.op_names import aten_ops, canonical, covers, is_glob
 from fxamp.policy.model.rule import ELEMENTS, ID, OPS, Mistake, Rule
 from fxamp.policy.model.site import KEPT, Site
 
@@ -42,12 +42,10 @@ class Keep(StrEnum):
 EIGHT_BITS = (Keep.INT8, Keep.FLOAT8_E4M3FN, Keep.FLOAT8_E5M2)
 """The forms with a scale for each block."""
 
-_RANDOM = """
+RANDOM = aten_ops("""
     alpha_dropout bernoulli dropout feature_alpha_dropout feature_dropout multinomial native_dropout normal poisson rand
     rand_like randint randint_like randn randn_like randperm rrelu rrelu_with_noise
-"""
-
-RANDOM = frozenset(f"aten::{name}" for name in _RANDOM.split())
+""")
 """Ops that draw random numbers; recomputed, they would draw different ones."""
 
 _BLOCK = Kind("a whole number", (int,), {"type": "integer", "minimum": SMALLEST_BLOCK})

@@ -25,6 +25,11 @@ def canonical(name: str) -> str:
     return spelled if "::" in spelled else f"aten::{spelled}"
 
 
+def aten_ops(names: str) -> frozenset[str]:
+    """Return the full names of ATen's ops ``names``, which spaces or lines separate."""
+    return frozenset(f"aten::{name}" for name in names.split())
+
+
 def is_glob(name: str) -> bool:
     """Return whether a canonical name has wildcards."""
     return _GLOB.search(name) is not None
