@@ -43,14 +43,8 @@ _ARITHMETIC: dict[Any, Any] = {
 }
 
 _TAKES_TENSOR: dict[Any, Any] = {
-    aten.mul.Tensor: aten.mul.Tensor,
-    aten.mul.Scalar: aten.mul.Tensor,
-    aten.add.Tensor: aten.add.Tensor,
-    aten.add.Scalar: aten.add.Tensor,
-    aten.sub.Tensor: aten.sub.Tensor,
-    aten.sub.Scalar: aten.sub.Tensor,
-    aten.div.Tensor: aten.div.Tensor,
-    aten.div.Scalar: aten.div.Tensor,
+    **{op.Tensor: op.Tensor for op in (aten.mul, aten.add, aten.sub, aten.div)},
+    **{op.Scalar: op.Tensor for op in (aten.mul, aten.add, aten.sub, aten.div)},
     aten.pow.Scalar: aten.pow.Tensor_Tensor,
     aten.pow.Tensor_Scalar: aten.pow.Tensor_Tensor,
     aten.clamp_min.default: aten.clamp_min.Tensor,
@@ -58,14 +52,7 @@ _TAKES_TENSOR: dict[Any, Any] = {
 }
 
 #: Comparisons are computed in the dtype of the tensor operand.
-_COMPARES: dict[Any, Any] = {
-    aten.eq.Scalar: aten.eq.Tensor,
-    aten.ne.Scalar: aten.ne.Tensor,
-    aten.lt.Scalar: aten.lt.Tensor,
-    aten.le.Scalar: aten.le.Tensor,
-    aten.gt.Scalar: aten.gt.Tensor,
-    aten.ge.Scalar: aten.ge.Tensor,
-}
+_COMPARES: dict[Any, Any] = {op.Scalar: op.Tensor for op in (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)}
 
 
 @dataclass(frozen=True)
