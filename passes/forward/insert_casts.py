@@ -243,10 +243,10 @@ class _Rewriter:
 
         Under an ambient autocast the captured value is autocast's result, for inputs that the op itself may refuse.
         """
-        if writes(node):
-            return True
         if lacks_kernel(node):
             return False
+        if writes(node):
+            return True
         return self._context.captured_autocast is None or (recompute(node) is None and not self._changed(node))
 
     def _apply(self, node: Node, edit: Edit, why: str, cached: bool) -> None:

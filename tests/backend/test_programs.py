@@ -88,6 +88,19 @@ def test_an_op_that_refuses_the_dtype_of_what_it_writes_to_writes_to_a_copy(lowe
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("around", [True, False])
+def test_an_op_without_a_16_bit_kernel_writes_float32_values_of_16_bit_inputs(around: bool, lowering: str) -> None:
+    """Autocast casts inside of it."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        condition = torch.empty(())
+        torch.linalg.cond((x @ w).detach(), out=condition)
+        return x @ w + condition
+
+    assert_like_autocast(program, leaf(4, 8), leaf(8, 4), lowering=lowering, around=around)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
 def test_tensors_that_a_call_of_several_results_wrote_to_are_read(lowering: str) -> None:
     def program(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         h = x @ w
