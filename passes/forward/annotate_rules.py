@@ -5,9 +5,9 @@
    move values or that name their dtype.
 2. Inside ``torch.autocast(enabled=False)`` no rule applies; inside another region its dtype replaces the policy's.
 3. In-place and ``out=`` calls, views of memory that the program writes to, and calls that fxamp leaves verbatim follow
-   their inputs, whatever a rule says. So do calls that a rule would make round whole numbers, such as positions, to 16
-   bits, unless the program itself calls them under autocast: models switch autocast off there, but some only where it
-   is on, which a graph captured without autocast does not show.
+   their inputs, whatever a rule of the policy says. So do calls that a rule would make round whole numbers, such as
+   positions, to 16 bits, unless the program itself calls them under autocast: models switch autocast off there, but
+   some only where it is on, which a graph captured without autocast does not show.
 4. The backward of a custom autograd.Function is in the same region as its forward, unless ``custom_fwd``'s
    ``cast_inputs`` turned autocast off in both. The same holds for such a forward that Dynamo inlined. No rule applies
    in a hook on a gradient, because eager programs run the backward outside of autocast.
@@ -90,7 +90,7 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
     dtypes = kernel_dtypes(node, lower, context) if is_registered(node, context) else None
     ruling = rule_on(node, None if dtypes is None else registered_rule(node, dtypes, lower), context)
     choice = _ruled(node, ruling, region, context, aliases)
-    if dtypes is not None and _is_by_kernel(node, choice):
+    if dtypes is not None and _is_by_kernel(ruling, choice):
         choice = replace(choice, kernel=tuple(dtypes.items()))
     why = _not_fp8(ruling, choice)
     return replace(choice, not_fp8=why) if why else choice
@@ -125,7 +125,7 @@ def _why_not(node: Node, rule: Rule, region: AutocastRegion, aliases: Callable[[
     """Return why a rule that covers a call does not apply to it, "" if it does (2, 3)."""
     if region.lower is None:
         return "autocast is disabled here"
-    if is_mutable(node):
+    if is_mutable(node) and rule.id != REGISTERED_ID:
         return "in-place and out= calls follow their inputs"
     if is_view(node) and aliases().mutated(node):
         return "a view of written memory must stay a view"
@@ -151,10 +151,9 @@ def rule_on(node: Node, registered: CastRule | None, context: CastContext) -> Ru
     return ruling
 
 
-def _is_by_kernel(node: Node, choice: Decision) -> bool:
+def _is_by_kernel(ruling: Ruling, choice: Decision) -> bool:
     """Whether the casts of the op's autocast kernel are those of ``choice``: a rule of the policy comes first."""
-    by_policy = choice.rule is not None and choice.rule.id != REGISTERED_ID
-    return choice.lower is not None and not by_policy and not is_mutable(node)
+    return choice.lower is not None and (ruling.rule is None or ruling.rule.id == REGISTERED_ID)
 
 
 def _joined(*parts: str) -> str:

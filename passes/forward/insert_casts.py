@@ -1,7 +1,8 @@
 """insert-casts: insert every cast that the decisions ask for.
 
 1. A node's inputs get the dtypes of its rule (:mod:`~fxamp.passes.shared.cast_rules`), or those that the op's autocast
-   kernel gives them, position by position; without either it follows its inputs.
+   kernel gives them, position by position, unless it would write to one of these casts; without either it follows its
+   inputs.
 2. Uses of a value in one dtype share a cast if that changes no gradient beyond what autocast's own weight cache does:
    for values that need no gradient, and for float32 leaves that need one (:mod:`~fxamp.passes.shared.cast_writer`
    decides it). Other values are cast once per use, and twice for an op that reads one twice, so that their gradients
@@ -39,6 +40,7 @@ from fxamp.graph import (
     argument,
     computed,
     describe_source,
+    dtype_of,
     floating_inputs,
     follows_input,
     graph_output,
@@ -192,6 +194,9 @@ class _Rewriter:
         choice = decision(node)
         call = (node.args, node.kwargs, node.target)
         edit, kernel = Edit(), None if choice is None else choice.kernel
+        if kernel is not None and self._would_lose_writes(node, dict(kernel)):
+            overrule(node, "its autocast kernel would let it write to casts")
+            kernel = choice = None
         if kernel is not None:
             self._cast_as_kernel(node, dict(kernel))
         elif choice is not None and choice.rule is not None and choice.lower is not None:
@@ -211,6 +216,15 @@ class _Rewriter:
                 self._write_to_casts(node, why)
             else:
                 node.meta["val"] = computed(node) if touched else self._captured[node]
+
+    def _would_lose_writes(self, node: Node, dtypes: Mapping[str, torch.dtype | None]) -> bool:
+        """Whether the op's autocast kernel casts memory that the op writes to: in eager mode, the write is lost."""
+        given = {name: pytree.tree_leaves(argument(node, name)) for name, dtype in dtypes.items() if dtype is not None}
+        return any(
+            source in given[name] and self._context.eligible(source.meta["val"]) and dtype_of(source) != dtypes[name]
+            for name in given
+            for source in writes(node)
+        )
 
     def _cast_as_kernel(self, node: Node, dtypes: Mapping[str, torch.dtype | None]) -> None:
         """Cast each argument to the dtype that the op's autocast kernel gives it, without a cache (rule 2)."""

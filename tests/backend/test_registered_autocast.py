@@ -9,7 +9,7 @@ import torch
 from support.checks.bench_graph import policy, workbench
 from support.checks.equality import assert_equal
 from support.checks.exhaustive import each_once
-from support.oracles.like_autocast import compile_with, leaf
+from support.oracles.like_autocast import assert_like_autocast, compile_with, leaf
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,7 +26,8 @@ def _ops() -> Iterator[None]:
     """A product in 16 bits under autocast, one in float32, one with a kernel that casts one input, one without.
 
     ``function`` is the first with an autograd.Function for its gradient, ``of_list`` with both inputs in a list.
-    ``mixed`` has a kernel that casts each input to a dtype of its own. ``total`` adds what a list has.
+    ``mixed`` has a kernel that casts each input to a dtype of its own. ``total`` adds what a list has, and
+    ``record`` writes to memory.
     """
     with torch.library._scoped_library(LIBRARY, "FRAGMENT") as library:
         for name in ("low", "wide", "half", "mixed", "none"):
@@ -46,7 +47,9 @@ def _ops() -> Iterator[None]:
         torch.library.register_autograd(f"{LIBRARY}::of_list", _backward_of_list, setup_context=_save, lib=library)
         library.define("total(Tensor?[] parts) -> Tensor")
         library.impl("total", _total, "CompositeExplicitAutograd")
-        for name in ("function", "of_list", "total"):
+        library.define("record(Tensor x, Tensor(a!) sums) -> Tensor")
+        library.impl("record", _record, "CompositeExplicitAutograd")
+        for name in ("function", "of_list", "total", "record"):
             torch.library.register_autocast(f"{LIBRARY}::{name}", "cpu", torch.bfloat16, lib=library)
         yield
 
@@ -58,6 +61,11 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
 def _total(parts: list[Tensor | None]) -> Tensor:
     given = [part for part in parts if part is not None]
     return torch.stack([part.double() for part in given]).sum(0).to(given[-1].dtype)
+
+
+def _record(x: Tensor, sums: Tensor) -> Tensor:
+    sums.add_((x * 100).sum(0).to(sums.dtype))
+    return x * 2
 
 
 def _save(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -202,3 +210,23 @@ def test_a_list_may_begin_with_what_autocast_does_not_cast(first: Tensor | None)
     assert not torch.equal(expected.float(), total([first, x]))
     for lowering in ("eager", "aot_eager"):
         assert torch.equal(compile_with(lambda x: total([first, x]), lowering)(x), expected.float())
+
+
+@pytest.mark.parametrize("around", [True, False])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bfloat16])
+def test_an_op_that_writes_to_memory_reads_casts(dtype: torch.dtype, around: bool) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        sums = torch.zeros(6, dtype=dtype)
+        return torch.ops.fxamp_registered.record(x, sums), sums.double()
+
+    for lowering in ("eager", "aot_eager"):
+        assert_like_autocast(program, leaf(4, 6).detach(), lowering=lowering, around=around)
+
+
+def test_what_an_op_writes_to_memory_that_autocast_would_cast_arrives() -> None:
+    def program(x: Tensor) -> Tensor:
+        sums = torch.zeros(6)
+        return torch.ops.fxamp_registered.record(x, sums) + sums
+
+    x = leaf(4, 6).detach()
+    assert torch.equal(compile_with(program)(x), program(x))
