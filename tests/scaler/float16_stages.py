@@ -36,6 +36,22 @@ class Mixed(torch.autograd.Function):
         return (gradient.half() @ w.t()).float(), (x.t() @ gradient.half()).float()
 
 
+class Several(torch.autograd.Function):
+    """Takes float16 and float32, and returns both: its backward gets both, and returns both."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, w)
+        return x @ w.half(), x.float() * w[0]
+
+    @staticmethod
+    def backward(ctx: Any, narrow: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        by_weight = x.t().float() @ narrow.float()
+        by_weight[0] += (x.float() * wide).sum(0)
+        return narrow @ w.half().t() + (wide * w[0]).half(), by_weight
+
+
 class Linear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -52,6 +68,16 @@ class Custom(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return Mixed.apply(x.float(), self.weight) * 2
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow, wide = Several.apply(x.half(), self.weight)
+        return narrow * 2 + wide
 
 
 class InPlace(nn.Module):
@@ -81,7 +107,13 @@ class Branches(nn.Module):
         return self.norm(self.two(half) + half * x) + wide
 
 
-STAGES: dict[str, type[nn.Module]] = {"linear": Linear, "custom": Custom, "in place": InPlace, "branches": Branches}
+STAGES: dict[str, type[nn.Module]] = {
+    "linear": Linear,
+    "custom": Custom,
+    "mixture": Mixture,
+    "in place": InPlace,
+    "branches": Branches,
+}
 
 
 class Chain(nn.Module):

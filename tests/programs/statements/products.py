@@ -1,5 +1,6 @@
 """What autocast lowers: matrix products, convolutions, attention."""
 
+import torch
 from programs.draft import Draft, Unfit
 from programs.statements.registry import statement
 
@@ -11,6 +12,22 @@ def linear(d: Draft) -> None:
     weight = d.weight(out, d.shape(x)[-1])
     bias = f", {d.weight(out)}" if d.chance() else ""
     d.let(f"F.linear({d.lowered(x)}, {weight}{bias})")
+
+
+_OTHER_DTYPES = (
+    "F.linear({x}.to({w}.dtype), {w})", "F.linear({x}, {w}.float())", "{x} * {w}[0]", "{x} @ {w}.t()",
+    "F.layer_norm({x}.to({w}.dtype), ({size},), {w}[0], {w}[1])", "F.rms_norm({x}.float(), ({size},), {w}[0].float())",
+    "F.linear({x}.to({w}.dtype), {w}) + F.linear({x}, {w}.float())", "{x} + {w}[:, 0].sum()",
+)  # fmt: skip
+
+
+@statement()
+def parameter_of_another_dtype(d: Draft) -> None:
+    """A weight that is neither float32 nor float16, whose gradients torch's scaler does not take."""
+    x = d.value(lambda v: v.dim() >= 1 and v.shape[-1] > 1)
+    size = d.shape(x)[-1]
+    w = d.parameter(8, size, dtype=d.pick((torch.bfloat16, torch.float64)))
+    d.let(d.pick(_OTHER_DTYPES).format(x=x, w=w, size=size))
 
 
 @statement(weight=2)
