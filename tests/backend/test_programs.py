@@ -399,6 +399,26 @@ def test_an_untraceable_node_keeps_its_captured_dtypes() -> None:
     assert torch.equal(compiled(x, x), torch.full((4, 4), 8.0))
 
 
+def test_a_custom_op_gets_no_mixture_of_dtypes_but_that_it_was_captured_with() -> None:
+    """A program in float32 runs with an op that refuses mixtures, and one that a user gives a mixture gets it."""
+    seen: list[tuple[torch.dtype, torch.dtype]] = []
+
+    @torch.library.custom_op("fxamp_test::two_inputs", mutates_args=())
+    def two_inputs(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        seen.append((x.dtype, w.dtype))
+        return (x * w).float()
+
+    @two_inputs.register_fake
+    def _(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x, dtype=torch.float32)
+
+    compiled = compile_with(lambda x, w: (two_inputs(x @ w, w), two_inputs(x.half(), w), two_inputs(x, w)), "eager")
+    x = torch.ones(4, 4)
+    product, mixture, plain = compiled(x, x)
+    assert seen == [(torch.float32,) * 2, (torch.float16, torch.float32), (torch.float32,) * 2]
+    assert product.unique().item() == 4.0 and mixture.unique().item() == 1.0 and torch.equal(plain, x)
+
+
 class Warp(nn.Module):
     """The gradient of its sampling is scattered, and read by a convolution's backward in another memory order."""
 
