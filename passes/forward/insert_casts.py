@@ -20,7 +20,6 @@
 """
 
 import operator
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -163,7 +162,7 @@ class _Rewriter:
         """Differentiate with respect to the values themselves, not their casts, which the outputs may not depend on."""
         inputs = pytree.tree_leaves(node.args[1] if len(node.args) > 1 else node.kwargs["inputs"])
         dtypes = {source: dtype for source, dtype in cast_back(node, self._captured).items() if source not in inputs}
-        self._cast_uses(node, dtypes, "autograd differentiates it as captured")
+        self._casts.cast_uses(node, dtypes, "autograd differentiates it as captured")
         pairs = zip(node.meta["val"], inputs, strict=True)
         node.meta["val"] = tuple(None if value is None else value.to(of.meta["val"].dtype) for value, of in pairs)
 
@@ -184,7 +183,7 @@ class _Rewriter:
         if len(dtypes) > 1:
             return self._opaque(node)
         others = {source: dtype for source, dtype in cast_back(node, self._captured).items() if source not in operands}
-        self._cast_uses(node, others, "its bodies are as captured")
+        self._casts.cast_uses(node, others, "its bodies are as captured")
         node.meta[VERBATIM] = "in the dtype of query, key and value; its bodies as captured"
         result, *sums = node.meta["val"]
         node.meta["val"] = (result.to(dtypes.pop()), *sums)
@@ -244,7 +243,7 @@ class _Rewriter:
         written, values = writes(node), {source: self._captured.get(source) for source in floating_inputs(node)}
         dtypes = {s: v.dtype for s, v in values.items() if self._changed(s) and isinstance(v, torch.Tensor)}
         self._counts["cast back"] += len(dtypes)
-        casts = self._cast_uses(node, dtypes, why, cached=False)
+        casts = self._casts.cast_uses(node, dtypes, why, cached=False)
         node.meta["val"] = computed(node)
         for source in [source for source in written if source in casts]:
             with node.graph.inserting_after(node):
@@ -264,7 +263,7 @@ class _Rewriter:
         return self._context.captured_autocast is None or (recompute(node) is None and not self._changed(node))
 
     def _apply(self, node: Node, edit: Edit, why: str, cached: bool) -> None:
-        self._cast_uses(node, edit.casts, why, cached)
+        self._casts.cast_uses(node, edit.casts, why, cached)
         if edit.target is not None:
             _call_instead(node, edit.target)
         for name, value in edit.kwargs.items():
@@ -275,30 +274,7 @@ class _Rewriter:
         overrule(node, why)
         dtypes = cast_back(node, self._captured)
         self._counts["cast back"] += len(dtypes)
-        return self._cast_uses(node, dtypes, why)
-
-    def _cast_uses(
-        self, node: Node, dtypes: Mapping[Node, torch.dtype], why: str, cached: bool = True
-    ) -> dict[Node, Node]:
-        """Cast inputs for each position in which ``node`` reads them (rule 2); return one cast of each input.
-
-        A node that may write to its inputs reads the same cast in all positions. The casts of one value are assigned
-        from its last position to its first: autocast, as torch is built on Linux, creates them in this order, and the
-        order determines how gradients are summed. A conversion that returned its input unchanged is the same value.
-        """
-        places: list[Node] = []
-        map_arg((node.args, node.kwargs), places.append)
-        opaque = not isinstance(node.target, OpOverload)
-        values = {source: (self._casts.original(source), dtype) for source, dtype in dtypes.items()}
-        casts: dict[tuple[Node, torch.dtype], list[Node]] = {}
-        for (value, dtype), count in Counter(values[place] for place in places if place in values).items():
-            copies = [self._casts.cast(value, dtype, node, why, cached) for _ in range(1 if opaque else count)]
-            casts[value, dtype] = copies * count if opaque else copies
-        returned = {source: casts[value][0] for source, value in values.items()}
-        node.args, node.kwargs = map_arg(
-            (node.args, node.kwargs), lambda n: casts[values[n]].pop() if n in values else n
-        )
-        return returned
+        return self._casts.cast_uses(node, dtypes, why)
 
     def _changed(self, source: Node) -> bool:
         before, now = self._captured.get(source), source.meta.get("val")

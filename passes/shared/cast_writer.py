@@ -1,13 +1,14 @@
 """Insert casts into a graph, and decide which of them can be shared."""
 
 import operator
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, map_arg
 
 from fxamp.graph import (
     ENTER_AUTOCAST,
@@ -171,6 +172,29 @@ class CastWriter:
         if shareable:
             self._casts[key] = cast
         return cast
+
+    def cast_uses(
+        self, node: Node, dtypes: Mapping[Node, torch.dtype], why: str, cached: bool = True
+    ) -> dict[Node, Node]:
+        """Cast inputs of ``node``, for each position in which it reads them; return one cast of each input.
+
+        Other arguments and results are those of :meth:`cast`. A node that may write to its inputs reads the same cast
+        in all positions. The casts of one value are assigned from its last position to its first: autocast, as torch is
+        built on Linux, creates them in this order, and the order determines how gradients are summed.
+        """
+        places: list[Node] = []
+        map_arg((node.args, node.kwargs), places.append)
+        opaque = not isinstance(node.target, OpOverload)
+        values = {source: (self.original(source), dtype) for source, dtype in dtypes.items()}
+        casts: dict[tuple[Node, torch.dtype], list[Node]] = {}
+        for (value, dtype), count in Counter(values[place] for place in places if place in values).items():
+            copies = [self.cast(value, dtype, node, why, cached) for _ in range(1 if opaque else count)]
+            casts[value, dtype] = copies * count if opaque else copies
+        returned = {source: casts[value][0] for source, value in values.items()}
+        node.args, node.kwargs = map_arg(
+            (node.args, node.kwargs), lambda n: casts[values[n]].pop() if n in values else n
+        )
+        return returned
 
     def erase_unused(self) -> None:
         """Remove unused casts."""
