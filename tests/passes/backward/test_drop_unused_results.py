@@ -1,5 +1,6 @@
 """The pass drop-unused-results on tiny backward graphs: it gives what zeros would give, and reads none."""
 
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -67,6 +68,10 @@ def drop(gm: GraphModule, *names: str) -> int:
     return record.modified
 
 
+def called(gm: GraphModule) -> Counter[Any]:
+    return Counter(node.target for node in gm.graph.nodes if node.op == "call_function")
+
+
 def values(gm: GraphModule) -> dict[str, Tensor]:
     torch.manual_seed(0)
     tensors = {}
@@ -99,14 +104,22 @@ def test_results_are_those_that_zeros_give(program: Callable[..., Any]) -> None:
 def test_unused_logits_leave_nothing_behind() -> None:
     gm = backward_graph(loss_and_logits, leaf(4, 4), leaf(4, 4))
     drop(gm, tangents(gm)[1].name)
-    called = [node.target for node in gm.graph.nodes if node.op == "call_function"]
-    assert aten.full.default not in called and aten.add.Tensor not in called
+    assert aten.full.default not in called(gm) and aten.add.Tensor not in called(gm)
+
+
+@pytest.mark.parametrize("used", range(3))
+def test_what_is_left_is_the_backward_of_the_used_result(used: int) -> None:
+    """Ops that are linear in a dropped gradient go, and so do sums of zeros. Each result depends on both inputs."""
+    gm = backward_graph(chain, leaf(4, 4), leaf(4, 4))
+    drop(gm, *(node.name for at, node in enumerate(tangents(gm)) if at != used))
+    alone = backward_graph(lambda x, w: chain(x, w)[used], leaf(4, 4), leaf(4, 4))
+    assert called(gm) == called(alone)
 
 
 def test_an_op_without_a_rule_reads_zeros() -> None:
     gm = backward_graph(broadcast, leaf(4, 4), leaf(4, 4))
     drop(gm, tangents(gm)[1].name)
-    assert aten.full.default in [node.target for node in gm.graph.nodes]
+    assert aten.full.default in called(gm)
 
 
 def test_without_names_nothing_changes_and_unknown_ones_are_refused() -> None:
