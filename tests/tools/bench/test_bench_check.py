@@ -63,13 +63,13 @@ def test_the_command_prints_outcomes_and_a_sum(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", ["update of the scale", "skip on the device, scaled by the scaler"])
 def test_a_wrong_update_of_the_scale_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from fxamp import kernels
-    from fxamp.scaler import scale as scaler_scale
+    from fxamp.scaler.torch_contract import grad_scaler
 
     def never_grows(scale: Any, tracker: Any, flag: Any, rule: Any) -> None:
         scale.mul_(torch.where(flag != 0, 0.5, 1.0))
 
     monkeypatch.setattr(kernels, "update_scale_", never_grows)
-    monkeypatch.setattr(scaler_scale, "update_scale_", never_grows)
+    monkeypatch.setattr(grad_scaler, "update_scale_", never_grows)
     assert outcome(name).status == WRONG
 
 
