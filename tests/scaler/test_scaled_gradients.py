@@ -102,6 +102,38 @@ def test_outputs_that_the_loss_does_not_use(lowering: str) -> None:
     assert_same_gradients(by_fxamp(several, inputs, lowering, first), by_torch(several, inputs, first))
 
 
+class Cut(torch.autograd.Function):
+    """Returns no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> None:
+        return None
+
+
+def cut_inside(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return Cut.apply(x) @ w, w @ w
+
+
+def apart(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return x @ x, w @ w
+
+
+def cut_outside(results: tuple[Tensor, Tensor]) -> Tensor:
+    return total((Cut.apply(results[0]), results[1]))
+
+
+@pytest.mark.parametrize(("program", "loss"), [(cut_inside, total), (apart, cut_outside)])
+def test_a_missing_gradient_stays_missing_in_an_eager_region(program: Any, loss: Any) -> None:
+    inputs = leaf(4, 4), leaf(4, 4, seed=1)
+    reference = by_torch(program, inputs, loss)
+    assert reference.keys() == {"input 1"}
+    assert_same_gradients(by_fxamp(program, inputs, "eager", loss), reference)
+
+
 def with_check(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fxamp.scaler.graphs.scaled_backward._check", lambda gm: check)
 
