@@ -39,7 +39,7 @@ def conversion(method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tens
     else:
         device = torch.device(named.pop("device", tensor.device))
         if named.get("copy") and device in (tensor.device, torch.device(tensor.device.type)):
-            # Functionalization replaces a conversion that changes nothing by its input, even with copy=True.
+            # Inductor returns the input itself for a conversion that changes nothing, even with copy=True.
             result = aten.clone(tensor, memory_format=named.get("memory_format", torch.preserve_format))
         else:
             result = aten.to.dtype_layout(tensor, device=device, **named)

@@ -79,3 +79,11 @@ def test_the_source_stays_what_it_was() -> None:
     (sigmoid,) = rewritten.graph.find_nodes(op="call_function", target=torch.ops.aten.sigmoid.default)
     assert sigmoid.args[0].target is torch.ops.aten.matmul.default
     assert sigmoid.meta["val"].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("copy", [lambda h: h.to("cpu", copy=True), lambda h: h.to(torch.device("cpu"), copy=True)])
+def test_a_copy_that_converts_nothing_is_a_clone(copy: Callable[[Tensor], Tensor]) -> None:
+    """Inductor returns the input itself for a conversion that changes nothing, even with ``copy=True``."""
+    x = torch.randn(4, 4)
+    rewritten = rewrite(lambda x, w: copy(x @ w), (x, x), policy="cpu-bfloat16")
+    assert rewritten.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
