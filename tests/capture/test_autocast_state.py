@@ -22,10 +22,16 @@ def product_after_a_changed_weight() -> bool:
 
 
 def test_a_region_that_an_exception_left_open_is_closed() -> None:
+    linear, x = nn.Linear(4, 4), torch.ones(2, 4)
     with pytest.raises(ZeroDivisionError), autocast_state("cpu", False):
         torch.amp.autocast_mode._enter_autocast("cpu", torch.bfloat16, True, True)  # type: ignore[no-untyped-call]
+        linear(x)
         raise ZeroDivisionError
     assert not torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled()
+    with torch.no_grad():
+        linear.weight.zero_()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear(x), linear.bias.bfloat16().expand(2, 4)), "the cast of the old weight is still cached"
     assert product_after_a_changed_weight()
 
 
