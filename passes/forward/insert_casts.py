@@ -256,7 +256,7 @@ class _Rewriter:
 
         Under an ambient autocast the captured value is autocast's result, for inputs that the op itself may refuse.
         """
-        if lacks_kernel(node):
+        if lacks_kernel(node, written=False):
             return False
         if writes(node):
             return True

@@ -67,11 +67,15 @@ def _custom_as_captured(node: Node, captured: Mapping[Node, Any]) -> bool:
     return same and is_custom(node.target)
 
 
-def lacks_kernel(node: Node) -> bool:
-    """Whether the op now gets 16-bit inputs but has no kernel for them on their device."""
+def lacks_kernel(node: Node, written: bool = True) -> bool:
+    """Whether the op now gets 16-bit inputs but has no kernel for them on their device.
+
+    ``written``: whether what the op writes to counts as an input.
+    """
     if not isinstance(node.target, OpOverload) or not _without_kernel(node):
         return False
-    return any(dtype_of(source) in NARROW for source in floating_inputs(node))
+    ignored = [] if written else writes(node)
+    return any(dtype_of(source) in NARROW for source in floating_inputs(node) if source not in ignored)
 
 
 def _takes_mixture(node: Node) -> bool:

@@ -17,7 +17,7 @@ Cost: one walk over the eager nodes for each scaled loss, and one product wherev
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -64,10 +64,12 @@ def begin(loss: Tensor, scaler: BackwardScaler) -> Tensor:
 
 def _prepare_nodes(root: Node, scaler: BackwardScaler) -> None:
     """Walk from ``root`` to the leaves, and mark or hook each node by the rule above; raises as :func:`begin` does."""
+    dtypes: dict[Node, list[bool]] = {}  # functools.cache takes longer to make than the walk of a compiled model
 
-    @cache
     def halves(node: Node) -> list[bool]:
-        return [dtype in HALVES for dtype in gradient_dtypes(node)]
+        if node not in dtypes:
+            dtypes[node] = [dtype in HALVES for dtype in gradient_dtypes(node)]
+        return dtypes[node]
 
     own, other = False, None
     stack, nodes = [(root, False)], {root}
