@@ -50,9 +50,9 @@ def registered_rule(node: Node, dtypes: Mapping[str, torch.dtype | None], lower:
 
 
 def kernel_dtypes(node: Node, lower: torch.dtype, context: CastContext) -> dict[str, torch.dtype | None]:
-    """Return the dtype that the kernel casts eligible inputs to, by argument; None for an argument that follows."""
+    """Return the dtype that the kernel casts eligible inputs to, by argument in order; None if it follows."""
     wide, narrow = (_received(node, dtype, lower, context) for dtype in (torch.float32, lower))
-    return {name: wide[name] if wide[name] == narrow[name] else None for name in wide.keys() & narrow.keys()}
+    return {name: dtype if dtype == narrow[name] else None for name, dtype in wide.items() if name in narrow}
 
 
 class _Reached(Exception):

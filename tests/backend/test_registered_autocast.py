@@ -19,6 +19,7 @@ from fxamp.passes.shared.decision import decision
 from fxamp.policy import Category, Policy, Rule
 
 LIBRARY = "fxamp_registered"
+SIX = ("first", "other", "third", "next", "last_but_one", "end")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,7 +50,9 @@ def _ops() -> Iterator[None]:
         library.impl("total", _total, "CompositeExplicitAutograd")
         library.define("record(Tensor x, Tensor(a!) sums) -> Tensor")
         library.impl("record", _record, "CompositeExplicitAutograd")
-        for name in ("function", "of_list", "total", "record"):
+        library.define(f"six({', '.join(f'Tensor {name}' for name in SIX)}) -> Tensor")
+        library.impl("six", lambda *parts: _total([*parts]), "CompositeExplicitAutograd")
+        for name in ("function", "of_list", "total", "record", "six"):
             torch.library.register_autocast(f"{LIBRARY}::{name}", "cpu", torch.bfloat16, lib=library)
         yield
 
@@ -167,6 +170,14 @@ def test_the_decision_names_its_source_on_a_machine_without_the_device(name: str
     (choice,) = (decision(n) for n in bench.captured.module.graph.nodes if op_name(n).startswith(LIBRARY))
     assert choice is not None
     assert (choice.rule and choice.rule.cast) == cast and ("library" in choice.reason) == (cast is not None)
+
+
+def test_the_casts_of_a_kernel_are_in_the_order_of_the_arguments() -> None:
+    """The order of casts decides how the gradients of a value that is read several times are summed."""
+    bench = workbench(lambda a: torch.ops.fxamp_registered.six(*[a] * 6), torch.ones(2, 2), under=policy())
+    bench.run(AnnotateRules())
+    (choice,) = (decision(n) for n in bench.captured.module.graph.nodes if op_name(n).startswith(LIBRARY))
+    assert choice is not None and choice.kernel == tuple((name, torch.bfloat16) for name in SIX)
 
 
 def test_a_rule_of_the_policy_comes_first_and_unlisted_last() -> None:
