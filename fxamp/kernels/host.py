@@ -66,8 +66,7 @@ def _not_finite(tensors: Sequence[Tensor]) -> Tensor:
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         places = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype and tensor.numel()]
         if places:
-            members = [_numbers(tensors[at]) for at in places]
-            extremes = torch.stack([extreme for member in members for extreme in torch.aminmax(member)])
+            extremes = torch.stack([extreme for at in places for extreme in torch.aminmax(_numbers(tensors[at]))])
             bad[places] = torch.isfinite(extremes).view(-1, 2).all(dim=1).logical_not()
     return bad
 

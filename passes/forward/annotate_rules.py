@@ -91,7 +91,7 @@ def _decide(node: Node, region: AutocastRegion, context: CastContext, aliases: C
     ruling = rule_on(node, None if dtypes is None else registered_rule(node, dtypes, lower), context)
     choice = _ruled(node, ruling, region, context, aliases)
     if dtypes is not None and _is_by_kernel(ruling, choice):
-        choice = replace(choice, kernel=tuple(dtypes.items()))
+        choice = replace(choice, kernel=tuple((name, dtype) for name, dtype in dtypes.items() if dtype is not None))
     why = _not_fp8(ruling, choice)
     return replace(choice, not_fp8=why) if why else choice
 

@@ -39,7 +39,6 @@ from fxamp.graph import (
     argument,
     computed,
     describe_source,
-    dtype_of,
     floating_inputs,
     follows_input,
     graph_output,
@@ -192,19 +191,20 @@ class _Rewriter:
     def _op(self, node: Node) -> None:
         choice = decision(node)
         call = (node.args, node.kwargs, node.target)
-        edit, kernel = Edit(), None if choice is None else choice.kernel
-        if kernel is not None and self._would_lose_writes(node, dict(kernel)):
+        edit, kernel = Edit(), None if choice is None or choice.kernel is None else dict(choice.kernel)
+        if kernel is not None and self._would_lose_writes(node, kernel):
             overrule(node, "its autocast kernel would let it write to casts")
             kernel = choice = None
         if kernel is not None:
-            self._cast_as_kernel(node, dict(kernel))
+            self._cast_as_kernel(node, kernel)
         elif choice is not None and choice.rule is not None and choice.lower is not None:
             edit = edit_for(choice.rule, node, choice.lower, self._context)
             self._apply(node, edit, f"rule {choice.rule.id}", choice.cached)
         touched = bool(edit.casts or edit.kwargs) or any(self._changed(source) for source in node.all_input_nodes)
         if not touched and self._returns_captured(node):
             return
-        why = (None if kernel else rejection(node, self._captured)) or recompute(node)  # a kernel may mix dtypes
+        refused = rejection(node, self._captured) if kernel is None else None  # a kernel may mix dtypes
+        why = refused or recompute(node)
         if why is None:
             return
         node.args, node.kwargs, node.target = call
@@ -216,27 +216,30 @@ class _Rewriter:
             else:
                 node.meta["val"] = computed(node) if touched else self._captured[node]
 
-    def _would_lose_writes(self, node: Node, dtypes: Mapping[str, torch.dtype | None]) -> bool:
+    def _would_lose_writes(self, node: Node, dtypes: Mapping[str, torch.dtype]) -> bool:
         """Whether the op's autocast kernel casts memory that the op writes to: in eager mode, the write is lost."""
-        given = {name: pytree.tree_leaves(argument(node, name)) for name, dtype in dtypes.items() if dtype is not None}
+        written = writes(node)
         return any(
-            source in given[name] and self._context.eligible(source.meta["val"]) and dtype_of(source) != dtypes[name]
-            for name in given
-            for source in writes(node)
+            source in written and self._is_cast_to(source, dtype)
+            for name, dtype in dtypes.items()
+            for source in pytree.tree_leaves(argument(node, name))
         )
 
-    def _cast_as_kernel(self, node: Node, dtypes: Mapping[str, torch.dtype | None]) -> None:
+    def _cast_as_kernel(self, node: Node, dtypes: Mapping[str, torch.dtype]) -> None:
         """Cast each argument to the dtype that the op's autocast kernel gives it, without a cache (rule 2)."""
-        for name, dtype in dtypes.items():
-            if dtype is not None:
-                cast = partial(self._eligible_cast, dtype=dtype, node=node)
-                set_argument(node, name, map_arg(argument(node, name), cast))
 
-    def _eligible_cast(self, source: Node, dtype: torch.dtype, node: Node) -> Node:
+        def cast(source: Node, dtype: torch.dtype) -> Node:
+            if not self._is_cast_to(source, dtype):
+                return source
+            return self._casts.cast(source, dtype, node, f"rule {REGISTERED_ID}", cached=False)
+
+        for name, dtype in dtypes.items():
+            set_argument(node, name, map_arg(argument(node, name), partial(cast, dtype=dtype)))
+
+    def _is_cast_to(self, source: Node, dtype: torch.dtype) -> bool:
+        """Whether an autocast kernel that casts eligible inputs to ``dtype`` changes the dtype of ``source``."""
         value = tensor_value(source)
-        if value is None or not self._context.eligible(value) or value.dtype == dtype:
-            return source
-        return self._casts.cast(source, dtype, node, f"rule {REGISTERED_ID}", cached=False)
+        return value is not None and self._context.eligible(value) and value.dtype != dtype
 
     def _write_to_casts(self, node: Node, why: str) -> None:
         """Let an op that refuses the dtype of what it writes to compute in the captured dtypes, and copy that back."""

@@ -23,7 +23,7 @@ class Decision:
     was not applied unchanged: for example, inputs were cast back because the op rejected them. ``lost`` are the
     matching rules that ``rule`` overrides, in their order. ``not_fp8`` says why a call that an fp8 rule names stays in
     16 bits. ``cached``: all uses of a weight in the region share its cast. ``kernel``: the dtypes, by argument, to
-    which the op's autocast kernel casts, None for an argument that follows; None if these are not the node's casts.
+    which the op's autocast kernel casts; None if these are not the node's casts.
     """
 
     rule: Rule | None
@@ -33,7 +33,7 @@ class Decision:
     lost: tuple[Rule, ...] = ()
     not_fp8: str = ""
     cached: bool = True
-    kernel: tuple[tuple[str, torch.dtype | None], ...] | None = None
+    kernel: tuple[tuple[str, torch.dtype], ...] | None = None
 
 
 def decision(node: Node) -> Decision | None:

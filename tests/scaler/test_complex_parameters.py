@@ -1,6 +1,7 @@
 """Complex parameters: the oracle is torch's scaler, which takes none, on their real and imaginary parts."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,28 +44,27 @@ def overflowed(weight: Tensor) -> None:
 
 def train(compiled: bool, edit: Callable[[Tensor], None], backwards: int, clip: bool) -> tuple[list[Tensor], float]:
     model = Spectrum(parts=not compiled)
-    scaler = fxamp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-    plain = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    module: Any = fxamp if compiled else torch.amp
+    scaler = module.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
     options = {"scaler": scaler, "lowering": "aot_eager"}
     call = torch.compile(model, backend="fxamp", options=options) if compiled else model
-    chosen = scaler if compiled else plain
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     for step in range(STEPS):
         for batch in range(backwards):
             x = torch.randn(4, 8, generator=torch.Generator().manual_seed(STEPS * batch + step))
             with torch.autocast("cpu", torch.float16):
                 loss = call(x)
-            chosen.scale(loss).backward()
+            scaler.scale(loss).backward()
         if step == 1:
             edit(model.weight)
         if clip:
-            chosen.unscale_(optimizer)
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        chosen.step(optimizer)
-        chosen.update()
+        scaler.step(optimizer)
+        scaler.update()
         optimizer.zero_grad()
     weights = [torch.view_as_real(p) if p.is_complex() else p for p in model.parameters()]
-    return weights, scaler.loss_scale if compiled else plain.get_scale()
+    return weights, scaler.loss_scale if compiled else scaler.get_scale()
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
